@@ -1,4 +1,4 @@
-# make help lists the targets. Each does all the set-up that it needs, and nothing twice.
+# make help lists the targets. Each does all the set-up that it needs, and repeats nothing.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -47,20 +47,20 @@ program: configure ## Build what is installed: the program and the libraries
 build: configure ## Build the libraries, the program, the tests and the benchmarks
 	@ninja -C $(BUILD)
 
-wheel: program ## Make dist/lockstep-*.whl of the build folder: the program without a compiler
+wheel: program ## Make dist/lockstep-*.whl from the build folder: the program without a compiler
 	@scripts/setup packaging
 	@.venv/bin/python packaging/wheel.py $(BUILD) dist
 
-deb: program ## Make dist/lockstep_*.deb for CPUs, with libtorch's part for them
+deb: program ## Make dist/lockstep_*.deb for CPUs, with the part of libtorch that it needs
 	@scripts/setup packaging
 	@.venv/bin/python packaging/deb.py $(BUILD) dist
 
-image-test: wheel ## Carry out docker/Dockerfile in a chroot, as root, and train and generate there
+image-test: wheel ## Run docker/Dockerfile in a chroot, as root, and train and generate there
 	@scripts/setup text
 	@scripts/setup image || true
 	@.venv/bin/python tests/packaging/image_test.py
 
-plain: setup ## Compile parallel_state as it is without CUDA and the host transport
+plain: setup ## Compile parallel_state without CUDA and the host transport
 	@cmake -S . -B build-plain -G Ninja -DLOCKSTEP_CUDA=OFF -DLOCKSTEP_HOST_TRANSPORT=OFF \
 	  -DLOCKSTEP_BUILD_TESTS=OFF -DLOCKSTEP_BUILD_BENCHMARKS=OFF $(CMAKE_ARGS) > /dev/null
 	@ninja -C build-plain lockstep_parallel_state
@@ -71,7 +71,7 @@ train: configure ## Train the reference GPT on English text with two data-parall
 	@LOCKSTEP_BUILD=$(BUILD) scripts/launch -n $(RANKS) -- train $(CONFIG) --output $(OUTPUT)
 
 test: chosen_tests = $(if $(LABEL),-L '^$(LABEL)$$',-LE '^long$$')
-test: run-tests ## Run the tests but the long ones (LABEL=... for some, SANITIZE=... for a sanitizer)
+test: run-tests ## Run all but the long tests (LABEL=... for some, SANITIZE=... for a sanitizer)
 
 test-all: run-tests ## Run every test
 
@@ -105,7 +105,7 @@ bench: build ## Run the benchmarks: ours and its peer side by side
 	@.venv/bin/python benchmarks/tokenizer.py $(BUILD)
 	@.venv/bin/python benchmarks/checkpoint.py $(BUILD)
 
-bench-peers: program ## Train the same GPTs here and with PyTorch, FSDP2, ZeRO, Megatron, in turns
+bench-peers: program ## Train the same GPTs here and with PyTorch, FSDP2, ZeRO, Megatron, in turn
 	@scripts/setup text
 	@scripts/setup megatron || true
 	@.venv/bin/python benchmarks/peers.py $(BUILD)
@@ -114,7 +114,7 @@ bench-experts: build ## Train configs/moe_tiny.textproto and its dense twin: whi
 	@scripts/setup text
 	@LOCKSTEP_BUILD=$(BUILD) scripts/compare_experts
 
-# libFuzzer is clang's.
+# Only clang has libFuzzer.
 fuzzers: setup ## Build the fuzz targets
 	@scripts/setup fuzz
 	@cmake -S . -B build-fuzz -G Ninja -DCMAKE_C_COMPILER=clang-16 -DCMAKE_CXX_COMPILER=clang++-16 \
@@ -122,12 +122,12 @@ fuzzers: setup ## Build the fuzz targets
 	  -DLOCKSTEP_CUDA=OFF -DLOCKSTEP_PRECOMPILE=OFF $(CMAKE_ARGS) > /dev/null
 	@ASAN_OPTIONS=detect_leaks=0 ninja -C build-fuzz fuzzers
 
-# New inputs that reach further stay in build-fuzz/corpus.
-fuzz: fuzzers ## Fuzz every parser, FUZZ_SECONDS of a processor each
+# New inputs that reach more code are kept in build-fuzz/corpus.
+fuzz: fuzzers ## Fuzz every parser, FUZZ_SECONDS of processor time each
 	@scripts/fuzz --seconds $(FUZZ_SECONDS)
 
-# The results of a run that was ended stay: FAULTS_ARGS=--resume goes on with it.
-faults: configure $(if $(findstring --only,$(FAULTS_ARGS)),,fuzzers) ## Break trainings, commands and parsers in every way, hours long (FAULTS_ARGS=... for less)
+# An interrupted run keeps its results: FAULTS_ARGS=--resume continues it.
+faults: configure $(if $(findstring --only,$(FAULTS_ARGS)),,fuzzers) ## Break trainings, commands and parsers in every way, for hours (FAULTS_ARGS=... for less)
 	@ninja -C $(BUILD) lockstep fault_injection
 	@mkdir -p $(BUILD)/faults
 	@LOCKSTEP_BUILD=$(abspath $(BUILD)) .venv/bin/python tests/faults/run.py \
@@ -150,8 +150,8 @@ format-check: ## Fail if a source is not formatted
 	@scripts/setup tools
 	@scripts/sources '*.h' '*.cpp' '*.cu' | xargs clang-format --dry-run --Werror
 
-# clang does not read g++'s precompiled headers, and clang-tidy wants a command for each source: they
-# have a build folder without precompiled headers and unity builds.
+# clang cannot read g++'s precompiled headers, and clang-tidy needs a command for each source: it
+# gets a build folder without precompiled headers and unity builds.
 lint: setup format-check ## Format check and clang-tidy
 	@cmake -S . -B build-lint -G Ninja -DLOCKSTEP_CUDA=$(LOCKSTEP_CUDA) -DLOCKSTEP_PRECOMPILE=OFF \
 	  -DLOCKSTEP_UNITY=OFF -DCMAKE_EXPORT_COMPILE_COMMANDS=ON $(CMAKE_ARGS) > /dev/null

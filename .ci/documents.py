@@ -1,10 +1,11 @@
-"""Runs the commands of README.md and docs/: every block marked sh, in the order in which it stands there,
-README first, then the pages by name, then the tutorials. A page's commands may rely on README's and on those above them.
+"""Runs the commands of README.md and docs/: every block marked sh, in the order of the text. README
+comes first, then the pages by name, then the tutorials. A page's commands may rely on README's and
+on those above them.
 
-A block is left out where the line above it is a comment that says why, as in
-<!-- not run here: needs Slurm -->; the reasons are those of REASONS.
+A block is skipped if the line above it is a comment that says why, as in
+<!-- not run here: needs Slurm -->; REASONS lists the allowed reasons.
 
-With --list the blocks are listed and nothing runs."""
+With --list, lists the blocks and runs nothing."""
 
 import pathlib
 import re
@@ -13,7 +14,7 @@ import sys
 
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
 
-# Why a block is not run, and what looks after it instead.
+# Why a block is not run, and what covers it instead.
 REASONS = {
     ".ci/run runs both",
     "fails on purpose",
@@ -22,13 +23,13 @@ REASONS = {
     "needs a GPU",
     "needs Slurm",
     "needs lm-evaluation-harness",
-    "takes hours",  # faults_sample_test carries out a part
+    "takes hours",  # faults_sample_test runs a part of it
     "needs several hosts",
 }
 
 
 class Block:
-    """A fenced block: where it stands, its language, its text, and why it is not run ("": it is)."""
+    """A fenced block: its place, its language, its text, and why it is not run ("": it is run)."""
 
     def __init__(self, path, line, language, text, reason):
         self.path, self.line, self.language = path, line, language

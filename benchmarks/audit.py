@@ -1,10 +1,10 @@
-"""What the audit of gradients costs: runs of configs/tiny.textproto with `--audit` and without it, in
-turns. python benchmarks/audit.py BUILD [--rounds 5] [--steps 30] [--limit 3]
+"""The cost of the gradient audit: runs of configs/tiny.textproto with and without `--audit`, in
+turn. python benchmarks/audit.py BUILD [--rounds 5] [--steps 30] [--limit 3]
 
-The time of a step with audit is that of the audit and of the run's median step; the ratio is to the
-median step of the same run. What a step costs later, when the audit is over, is compared with the run
-without it. The first five steps do not count. To be run in the root of the tree; `scripts/setup text`
-fetches the text."""
+The time of a step with audit is the time of the audit plus the median step of the same run; the
+ratio divides it by that median step. Steps after the audit are compared with those of a run without
+it. The first five steps do not count. Run it in the root of the tree; `scripts/setup text` fetches
+the text."""
 
 import argparse
 import json
@@ -29,7 +29,7 @@ LAYOUTS = {
 
 
 def milliseconds(options, folder, ranks, fields, audit):
-    """Of the median step, and of the audit."""
+    """Returns the time of the median step and that of the audit."""
     told, output = folder / "told", folder / "run"
     (output / "metrics.jsonl").unlink(missing_ok=True)
     command = [options.build / "lockstep", "train", ROOT / "configs/tiny.textproto", "--output",

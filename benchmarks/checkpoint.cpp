@@ -1,12 +1,12 @@
-// Saving and loading 1 GB of state, a command a line of standard input; checkpoint.py runs it and
-// PyTorch in turns. Answers are seconds.
+// Saves and loads 1 GiB of state, one command per line of standard input; checkpoint.py runs it and
+// PyTorch in turn. Answers are seconds.
 //
 //   save FOLDER             saves, and waits until it is on disk
-//   async FOLDER SECONDS    saves while a loop goes on whose steps compute for SECONDS before they
-//                           change the state: seconds that the loop was held up, seconds until the
-//                           checkpoint was complete
-//   load FOLDER             loads into memory that is there
-//   tensors                 number and elements of the tensors (fp32), for the other side
+//   async FOLDER SECONDS    saves during a loop whose steps compute for SECONDS before they change
+//                           the state. Answers: seconds for which the loop was held up, seconds
+//                           until the checkpoint was complete
+//   load FOLDER             loads into existing memory
+//   tensors                 number and shape of the tensors (fp32), for the other side
 
 #include <chrono>
 #include <cstdio>

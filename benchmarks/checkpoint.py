@@ -1,9 +1,9 @@
-"""Saving and loading 1 GiB of state: ours, torch.save and torch.distributed.checkpoint (DCP) in turns,
-on one process and one disk. python benchmarks/checkpoint.py BUILD [FOLDER]
+"""Saves and loads 1 GiB of state: ours, torch.save and torch.distributed.checkpoint (DCP) in turn,
+in one process and on one disk. python benchmarks/checkpoint.py BUILD [FOLDER]
 
-Every save is timed until its bytes are on disk: ours and DCP call fsync themselves, after torch.save
-this does. Loads go into tensors that are there, out of the page cache; torch.load makes its tensors
-anew. Ours checks a checksum of every block that it reads, the others check none."""
+Every save is timed until its bytes are on disk: ours and DCP call fsync themselves; for torch.save
+this program does. Loads read from the page cache into existing tensors; torch.load allocates new
+tensors. Ours verifies a checksum of every block that it reads; the others verify none."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 ROUNDS = 5
-STEP = 0.5  # seconds that a step of the loop computes
+STEP = 0.5  # seconds of computation in a step of the loop
 
 warnings.filterwarnings("ignore")
 
@@ -53,7 +53,7 @@ def save_with_torch(state, path):
 
 
 def async_with_dcp(state, path):
-    """Seconds that the call takes, and until the checkpoint is complete."""
+    """Seconds until the call returns, and until the checkpoint is complete."""
     begin = time.perf_counter()
     future = dcp.async_save(state, checkpoint_id=path, no_dist=True)
     held_up = time.perf_counter() - begin
@@ -62,7 +62,7 @@ def async_with_dcp(state, path):
 
 
 def show(name, ours, peers):
-    """Medians, and the peers' time over ours round by round."""
+    """Prints the medians, and the ratio of the peers' times to ours, round by round."""
     line = f"  {name:28} ours {statistics.median(ours):6.3f} s"
     for peer, seconds in peers.items():
         ratios = [b / a for a, b in zip(ours, seconds)]

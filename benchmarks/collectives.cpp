@@ -1,7 +1,7 @@
-// Collectives of CPU tensors: ours (slices exchanged between all pairs of ranks) against those of
-// Gloo's, through c10d, over the same connections, in one program, round by round. Ranks are
-// threads over the loopback interface; a call ends when it has ended on every rank. In a round each
-// rival makes `calls` calls one after another.
+// Collectives of CPU tensors: ours (slices exchanged between all pairs of ranks) against Gloo's
+// through c10d, over the same connections, in one program, round by round. Ranks are threads over
+// the loopback interface; a call ends when it has ended on every rank. In a round, each rival makes
+// `calls` calls one after another.
 
 #include "lockstep/parallel_state/collectives.h"
 
@@ -59,7 +59,7 @@ void of_c10d(const Case& which, const Rank& rank) {
     group.allreduce(tensors)->wait();
 }
 
-/// Seconds of ours and of c10d's, a round each.
+/// Returns the seconds of ours and of c10d's, one sample per round.
 std::vector<Samples> measure_rank(const Case& which, const c10::intrusive_ptr<c10d::Store>& store,
                                   std::barrier<>& meet, int rank_index) {
   at::set_num_threads(1);

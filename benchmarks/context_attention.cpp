@@ -1,7 +1,7 @@
-// Causal attention, forward and backward, over a sequence that is cut over ranks, against one rank
-// that holds it all; round by round, ranks as threads with one core each. Efficiency is the time of
-// one rank over ranks times the time of the ranks. What is exposed of the communication is what the
-// ranks take longer than a rank of the same layout whose collectives are answered at once.
+// Causal attention, forward and backward, over a sequence that is split across ranks, against one
+// rank that holds all of it; round by round, ranks as threads with one core each. Efficiency is the
+// time of one rank over (ranks times the time of the ranks). The exposed communication is the
+// difference to ranks of the same layout whose collectives return at once.
 
 #include <array>
 #include <barrier>
@@ -39,7 +39,7 @@ struct Rank {
 constexpr std::array kModes = {ContextCommunication::p2p, ContextCommunication::all_gather,
                                ContextCommunication::a2a};
 
-/// What a mode sends, in forward and backward.
+/// Describes what a mode sends, in forward and backward.
 const char* communication_of(ContextCommunication mode) {
   if (mode == ContextCommunication::p2p)
     return "keys and values round the ring, twice, and their gradients once";
@@ -48,7 +48,7 @@ const char* communication_of(ContextCommunication mode) {
   return "all-to-all of queries, keys and values, and of the output, twice";
 }
 
-/// Seconds a round: one rank, then for each mode the ranks and a rank alone without communication.
+/// Seconds per round: one rank, then for each mode the ranks with and without communication.
 std::vector<Samples> measure_rank(const c10::intrusive_ptr<c10d::Store>& store,
                                   std::barrier<>& meet, int64_t index, int64_t ranks,
                                   int64_t length) {

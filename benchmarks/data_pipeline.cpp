@@ -1,11 +1,11 @@
-// The data's way, in two parts.
+// The data pipeline, in two parts.
 //
 //   data_pipeline loader: how long a step waits for its micro-batch. A data set of 32 M tokens with
 //   documents of 200 to 4000 tokens; micro-batches of 8 samples of 2048 tokens. The step is a
-//   sleep, so that the thread that reads ahead has a core of its own, as beside a GPU.
-//   data_pipeline tokenize TOKENIZER FILE: for each line of standard input, a number of threads,
-//   encodes the file, one part of its lines on each thread, and prints the seconds and the number
-//   of tokens; tokenizer.py runs it and others in turns.
+//   sleep, so that the thread that reads ahead has its own core, as in a run on a GPU.
+//   data_pipeline tokenize TOKENIZER FILE: reads a number of threads from each line of standard
+//   input, encodes the file with one part of its lines on each thread, and prints the seconds and
+//   the number of tokens; tokenizer.py runs it and others in turn.
 
 #include <unistd.h>
 
@@ -48,7 +48,7 @@ std::string write_dataset() {
   return prefix;
 }
 
-/// Milliseconds that each step waits.
+/// Returns the milliseconds that each step waits.
 double waits(const DataConfig& config, int64_t prefetch, int64_t step_ms) {
   TrainConfig train;
   train.micro_batch_size = kMicro;
@@ -86,7 +86,7 @@ void measure_loader() {
   std::filesystem::remove_all(*config.cache_path);
 }
 
-/// About equal parts of a text, which end with lines.
+/// Splits a text into parts of about equal size, which end at line ends.
 std::vector<std::string_view> parts_of(std::string_view text, size_t parts) {
   std::vector<std::string_view> found;
   for (; parts > 1; --parts) {

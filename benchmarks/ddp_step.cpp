@@ -1,17 +1,17 @@
-// One data-parallel step, backward and gradient sync: our fronts against c10d::Reducer, in one
+// One data-parallel step, backward and gradient sync: our front ends against c10d::Reducer, in one
 // program, round by round, on one and on two ranks (threads over Gloo).
 //
-// The rivals take the same backward over the same parameters: plain libtorch, which accumulates
-// into gradients that are there; DistributedDataParallel, GradientSynchronizer and Reducer;
-// c10d::Reducer with gradients as views of its buckets. All reducers have the same buckets and
-// average over the ranks. Each is timed with the zeroing of one flat tensor of all gradients: ours
-// in their own call, which counts whole, the others' beside their gradients, which are zeroed one
-// by one off the clock. No forward is timed. Overhead is the step's time minus that of plain
-// libtorch; a step ends when it has ended on every rank. On two ranks most of it is the
-// communication itself, so another rival takes plain libtorch and then one bare all-reduce for each
-// bucket, without overlap: what is above it is the reducer's own cost.
+// The rivals run the same backward over the same parameters: plain libtorch, which accumulates into
+// existing gradients; DistributedDataParallel, GradientSynchronizer and Reducer; c10d::Reducer with
+// gradients as views of its buckets. All reducers have the same buckets and average over the ranks.
+// Each is timed with the zeroing of one flat tensor of all gradients. Ours zero in their own call,
+// which counts fully. The others zero it in addition to their gradients, which are zeroed one by
+// one off the clock. No forward is timed. Overhead is the step's time minus that of plain libtorch;
+// a step ends when it has ended on every rank. On two ranks, most of the overhead is the
+// communication itself. So another rival runs plain libtorch and then one bare all-reduce for each
+// bucket, without overlap: the difference to it is the reducer's own cost.
 //
-// `ddp_step tiny` (small, large) measures one size alone. `ddp_step count RIVAL` takes ten steps of
+// `ddp_step tiny` (small, large) measures one size only. `ddp_step count RIVAL` runs ten steps of
 // one rival over 5,000 parameters on one rank, for callgrind: (instructions of RIVAL - of plain) /
 // 50,000 is the overhead per parameter and step.
 
@@ -48,7 +48,7 @@ constexpr Case kSmall = {"small", 2000, 16, 2000, 200};
 constexpr Case kLarge = {"large", 8, int64_t{1} << 21, 2, 40};
 constexpr size_t kWarmups = 5, kBlocks = 5;
 
-/// Parameters and a loss that gives each a gradient of its own.
+/// Parameters, and a loss with a different gradient for each.
 struct Model {
   explicit Model(const Case& which) {
     for (int64_t i = 0; i < which.parameters; ++i) {
@@ -76,7 +76,7 @@ std::vector<NamedParameter> named(const Model& model) {
   return result;
 }
 
-/// Buckets of the Reducer: as ours, last parameter first.
+/// The Reducer's buckets: like ours, last parameter first.
 std::vector<std::vector<size_t>> reducer_buckets(const Case& which) {
   std::vector<std::vector<size_t>> buckets;
   for (int64_t i = which.parameters - 1; i >= 0; --i) {
@@ -111,7 +111,7 @@ struct World {
   c10::intrusive_ptr<c10d::HashStore> theirs = c10::make_intrusive<c10d::HashStore>();
 };
 
-/// Who takes the step. `step` gets the loss of `model`; it is timed.
+/// A way to run the step. `step` gets the loss of `model`; it is timed.
 struct Rival {
   const char* name;
   Model model;
@@ -119,7 +119,7 @@ struct Rival {
   std::function<void()> zero_grad = {};  ///< not timed
 };
 
-/// What the rivals of one rank need.
+/// The state that the rivals of one rank need.
 struct Bench {
   Bench(const Case& which, World& world, int rank)
       : state(world.ours, rank, options(world.size)),
@@ -240,12 +240,12 @@ struct Bench {
 
 constexpr size_t kPlain = 0, kOurs = 1, kC10d = 4, kBare = 5, kRivals = 6;
 
-/// Seconds of each rival in each round.
+/// Returns the seconds of each rival in each round.
 std::vector<Samples> measure_rank(const Case& which, World& world, int rank) {
   Bench bench(which, world, rank);
   std::vector<Samples> samples(kRivals);
   for (size_t round = 0; round < which.rounds + kWarmups; ++round)
-    for (size_t i = 0; i < kRivals; ++i) {  // each rival follows each of the others in turn
+    for (size_t i = 0; i < kRivals; ++i) {  // rotates the order of the rivals
       const size_t number = (i + round) % kRivals;
       Rival& rival = *bench.rivals[number];
       if (rival.zero_grad) rival.zero_grad();
@@ -305,12 +305,12 @@ void report(const Case& which, int ranks) {
   }
 }
 
-/// What callgrind is told to count: --toggle-collect='*counted_step*'.
+/// The function that callgrind counts: --toggle-collect='*counted_step*'.
 [[gnu::noinline]] void counted_step(const Rival& rival, const at::Tensor& loss) {
   rival.step(loss);
 }
 
-/// Ten counted steps of one rival, after two that warm up.
+/// Runs ten counted steps of one rival, after two warm-up steps.
 int count(const std::string& name) {
   World world(1);
   Bench bench(kTiny, world, 0);

@@ -1,7 +1,6 @@
-// Launches and waits of a training step on a device: how often the host queues something on its
-// device, and how often it stops until the device has come so far. Counted, not timed, on the
-// asynchronous device of the tests over a backend with NCCL's rules. Of a step after the first, the
-// most of any rank.
+// Launches and waits of a training step on a device: how often the host queues work on its device,
+// and how often it waits for the device. Counted, not timed, on the asynchronous test device with a
+// backend with NCCL's rules. The counts are for a step after the first, the maximum over the ranks.
 
 #include <algorithm>
 #include <cstdio>
@@ -33,7 +32,7 @@ struct Counts {
   std::map<std::string, int64_t> waits_by = {};
 };
 
-/// Of all ranks the most, of each number.
+/// Takes the maximum over the ranks of each number.
 void take_most(Counts& most, const DeviceCounts& found, int64_t kernels) {
   most.launches = std::max(most.launches, found.launches);
   most.kernels = std::max(most.kernels, kernels);

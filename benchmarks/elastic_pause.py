@@ -1,18 +1,18 @@
-"""How long a run pauses after it has lost a rank, beside the time that its bytes take.
+"""How long a run pauses after it has lost a rank, compared with the time to send its bytes.
 python benchmarks/elastic_pause.py BUILD [--losses 5] [--spares 0] [--sizes HIDDENxLAYERS ...]
     [--limit 2] [--link RATE]
 
-Two data-parallel ranks with copies in memory (train.elastic = dp, checkpoint.in_memory_replicas =
-1) lose one by SIGKILL, again and again; a new process takes its place, or with --spares one of so
-many spares, of which there must be one for each loss. The pause is the time from the kill to the
+Two data-parallel ranks keep copies in memory (train.elastic = dp, checkpoint.in_memory_replicas =
+1). One is killed by SIGKILL, again and again. A new process takes its place or, with --spares, one
+of that many spares; there must be a spare for each loss. The pause is the time from the kill to the
 next finished iteration, less the time of an iteration.
 
 The bytes: the new rank gets the whole state, and then each rank sends a copy of its half to the
-other. Their time is that of as many bytes on a loopback connection between two processes, into
-memory that nobody has touched before. With --link, for instance 1gbit, all of it passes a loopback
-of that rate, in a network namespace that needs root; both directions share the rate, so the bytes
-are the whole state twice. To be run in the root of the tree; `scripts/setup text` fetches the
-text."""
+other. Their time is measured by sending as many bytes over a loopback connection between two
+processes into memory that was never touched before. With --link, for instance 1gbit, the loopback
+has that rate, in a network namespace, which needs root. Both directions share the rate, so the
+bytes are then the whole state twice. Run it in the root of the tree; `scripts/setup text` fetches
+the text."""
 
 import argparse
 import ctypes
@@ -74,7 +74,7 @@ class Run:
         return statistics.median(json.loads(line)["iteration_ms"] for line in lines) / 1000
 
     def lose_a_rank(self, number):
-        """Seconds until the next finished iteration."""
+        """Kills a rank; returns the seconds until the next finished iteration."""
         self.wait_for_steps(3)
         children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         os.kill(int(children.read_text().split()[number % 2]), signal.SIGKILL)

@@ -1,7 +1,7 @@
-// Fused operations of layers, forward and backward, against the operators of libtorch that give the
-// same, in fp32 unless the name says otherwise, round by round. Processor time of the process,
-// which other programs disturb least, and the ratio of elapsed times beside it, which counts with
-// several threads. Then the bytes a second that they must read and write on larger tensors, as a
+// Fused operations of layers, forward and backward, against the equivalent libtorch operators, in
+// fp32 unless the name says otherwise, round by round. Prints the processor time of the process,
+// which other programs disturb least, and the ratio of elapsed times, which matters with several
+// threads. Then prints the bytes per second that they must read and write: on larger tensors, as a
 // share of those of `c = a + b`, and on tensors that stay in caches, where only arithmetic and
 // dispatch limit them. `gpu_bench fused` measures the operations on a GPU.
 //
@@ -27,7 +27,7 @@ using Tensors = std::vector<at::Tensor>;
 constexpr size_t kWarmups = 5, kRounds = 60, kBlocks = 3, kLargeRounds = 12;
 constexpr double kShareLimit = 0.85;
 
-// Its tensors have up to 28 MiB: malloc never keeps blocks of more than 32.
+// Its tensors have up to 28 MiB: malloc never keeps blocks of more than 32 MiB.
 const ModelSize kLarge = {"large", 512, 8, 1792, 832, 16};
 const ModelSize kCached = {"cached", 128, 2, 896, 832, 8};  // up to 0.9 MiB
 const ModelSize kSizes[] = {{"tiny", 128, 8, 128, 384, 4}, {"small", 256, 4, 384, 1024, 6}};
@@ -45,7 +45,7 @@ Seconds times_of(const Rival& rival, const Tensors& grads) {
           std::chrono::duration<double>(Clock::now() - begin).count()};
 }
 
-/// libtorch's time over ours.
+/// Returns libtorch's time over ours.
 Estimate ratio_of(const std::vector<Samples>& samples) {
   return estimate(samples, kBlocks, [](const auto& m) { return m[1] / m[0]; });
 }
@@ -72,7 +72,7 @@ double gigabytes(int64_t bytes, double seconds) {
   return static_cast<double>(bytes) / seconds / 1e9;
 }
 
-/// Of our way, on tensors that stay in caches.
+/// Returns the GB/s of ours, on tensors that stay in caches.
 double cached_gigabytes(const Rivals& rivals) {
   const Tensors grads = random_grads(rivals.ours);
   Samples samples;
@@ -83,7 +83,7 @@ double cached_gigabytes(const Rivals& rivals) {
   return gigabytes(rivals.least_bytes, median(samples));
 }
 
-/// Bytes a second of `rivals` in elapsed time, beside those of `c = a + b`.
+/// Prints the bytes per second of `rivals` in elapsed time, next to those of `c = a + b`.
 void report_bandwidth(const Rivals& rivals, const Rivals& cached, int threads) {
   at::set_num_threads(threads);
   const Tensors grads = random_grads(rivals.ours);
@@ -110,7 +110,7 @@ void report_bandwidth(const Rivals& rivals, const Rivals& cached, int threads) {
               cached_gigabytes(cached));
 }
 
-/// Those that memory bounds. `rows` of the logits.
+/// Returns the memory-bound operations. `rows` is the number of rows of the logits.
 std::vector<Rivals> bandwidth_rivals(const ModelSize& size, int64_t rows) {
   std::vector<Rivals> all = layer_rivals(size, at::kFloat);
   all.push_back(cross_entropy_rivals("cross entropy, 32,000", rows, 32000, 0, at::kFloat));
@@ -137,7 +137,7 @@ std::vector<Rivals> all_rivals(const ModelSize& size) {
 
 int main(int argc, char** argv) {
   using namespace lockstep::benchmarks;
-  // Memory that is new in each round would cost both sides more than what is measured.
+  // Fresh memory in each round would cost both sides more than the measured work.
   ::mallopt(M_MMAP_THRESHOLD, 32 << 20);
   ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
   const auto chosen = [&](const Rivals& rivals) {

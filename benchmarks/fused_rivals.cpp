@@ -24,7 +24,7 @@ at::Tensor leaf(at::IntArrayRef shape, const Options& options) {
 
 int64_t bytes_of(const at::Tensor& x) { return static_cast<int64_t>(x.nbytes()); }
 
-/// A leaf with a gradient of its own already, to which backward adds.
+/// Returns a leaf that already has a gradient, to which backward adds.
 at::Tensor with_grad(const at::Tensor& x, at::ScalarType grad_dtype) {
   at::Tensor result = x.detach().requires_grad_(true);
   result.mutable_grad() = at::zeros(x.sizes(), x.options().dtype(grad_dtype));
@@ -43,7 +43,7 @@ ParallelLinearOptions linear_options(const Options& options) {
   return {.group = alone(options).group(GroupKind::tp)};
 }
 
-/// Somebody waits for a gradient.
+/// A hook that waits for a gradient.
 class Waiting : public torch::autograd::PostAccumulateGradHook {
   void operator()(const torch::autograd::Variable& /*parameter*/) override {}
 };
@@ -80,7 +80,7 @@ Rivals norm_rivals(const ModelSize& size, Normalization kind, const Options& opt
                      {x, residual, weight}};
   for (const at::Tensor& parameter : norm->parameters()) rivals.ours.inputs.push_back(parameter);
   if (!rms) rivals.libtorch.inputs.push_back(bias);
-  rivals.least_bytes = 8 * bytes_of(x);  // forward 2 and 2 written, backward 3 and 1
+  rivals.least_bytes = 8 * bytes_of(x);  // forward reads 2 and writes 2, backward 3 and 1
   return rivals;
 }
 
@@ -93,7 +93,7 @@ Rivals swiglu_rivals(const ModelSize& size, const Options& options) {
              return {at::silu(halves[0]) * halves[1]};
            },
            {inner}},
-          4 * bytes_of(inner)};  // one and a half forward, two and a half backward
+          4 * bytes_of(inner)};  // 1.5 in forward, 2.5 in backward
 }
 
 Rivals rotary_rivals(const ModelSize& size, const Options& options) {
@@ -120,7 +120,7 @@ Rivals rotary_rivals(const ModelSize& size, const Options& options) {
            {packed}}};
 }
 
-/// At a share of 0.1, on a residual. libtorch draws its numbers from a generator.
+/// Dropout with probability 0.1, on a residual. libtorch draws its numbers from a generator.
 Rivals dropout_rivals(const ModelSize& size, const Options& options) {
   const auto dropout = std::make_shared<Dropout>(context_of(size, options), 0.1);
   const at::Tensor x = leaf({size.sequence, size.batch, size.hidden}, options);
@@ -133,7 +133,7 @@ Rivals dropout_rivals(const ModelSize& size, const Options& options) {
           5 * bytes_of(x)};  // the residual's gradient is the result's
 }
 
-/// Keys and values as they are against copies of them; causal_attention() copies them on the CPU.
+/// Keys and values unchanged against copies of them; causal_attention() copies them on the CPU.
 Rivals grouped_attention_rivals(const ModelSize& size, const Options& options) {
   const int64_t groups = size.heads / 2;
   const at::Tensor query = leaf({size.batch, size.heads, size.sequence, size.channels()}, options);

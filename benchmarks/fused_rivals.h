@@ -10,7 +10,7 @@
 
 namespace lockstep::benchmarks {
 
-/// Sizes of a model whose layers are measured.
+/// Sizes of the model whose layers are measured.
 struct ModelSize {
   std::string name;
   int64_t sequence, batch, hidden, ffn, heads;
@@ -19,22 +19,22 @@ struct ModelSize {
   int64_t tokens() const { return sequence * batch; }
 };
 
-/// A way to values: its forward, and the inputs that get gradients. Without inputs backward adds to
-/// the gradients of the leaves.
+/// A way to compute values: its forward, and the inputs that get gradients. Without inputs,
+/// backward adds to the gradients of the leaves.
 struct Rival {
   std::function<std::vector<at::Tensor>()> forward;
   std::vector<at::Tensor> inputs = {};
 
-  /// Forward and backward. The gradients of `inputs` are dropped: in a model the gradient of an
-  /// activation goes on to the layer before, and nothing adds to it.
+  /// Forward and backward. The gradients of `inputs` are dropped: in a model, the gradient of an
+  /// activation goes to the previous layer, and nothing adds to it.
   void run(const std::vector<at::Tensor>& grads) const;
 };
 
-/// Two ways to the same values.
+/// Two ways to compute the same values.
 struct Rivals {
   std::string name;
   Rival ours, libtorch;
-  /// Bytes that forward and backward must read and write; 0 where no memory bounds them.
+  /// Bytes that forward and backward must read and write; 0 if they are not memory-bound.
   int64_t least_bytes = 0;
 };
 
@@ -42,20 +42,20 @@ struct Rivals {
 /// queries.
 std::vector<Rivals> layer_rivals(const ModelSize& size, const at::TensorOptions& options);
 
-/// The loss of `tokens` tokens. libtorch's takes bf16 logits in fp32, as autocast does. `smoothing`
-/// is a share as libtorch counts it.
+/// The loss of `tokens` tokens. libtorch takes bf16 logits in fp32, as autocast does. `smoothing`
+/// is the label smoothing as libtorch defines it.
 Rivals cross_entropy_rivals(const std::string& name, int64_t tokens, int64_t vocab_size,
                             double smoothing, const at::TensorOptions& options);
 
-/// Output layer and loss, ours in chunks of so many tokens.
+/// Output layer and loss, ours in chunks of `chunk` tokens.
 Rivals chunked_loss_rivals(const ModelSize& size, int64_t vocab_size, int64_t chunk,
                            const at::TensorOptions& options);
 
-/// A linear layer whose weight's gradient is added up in fp32.
+/// A linear layer whose weight gradient is accumulated in fp32.
 Rivals linear_rivals(const std::string& name, const ModelSize& size, int64_t outputs,
                      const at::TensorOptions& options);
 
-/// Random gradients of what the rival's forward returns.
+/// Random gradients for the results of the rival's forward.
 std::vector<at::Tensor> random_grads(const Rival& rival);
 
 }  // namespace lockstep::benchmarks

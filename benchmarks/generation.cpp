@@ -1,4 +1,4 @@
-// Text with kept keys and values against reading the whole text again for each token, in turns.
+// Text generation with cached keys and values against a full forward for each token, in turn.
 // Usage: generation [TOKENS = 1024] [ROUNDS = 3]
 
 #include <cstdio>

@@ -25,7 +25,7 @@ struct Arguments {
   Config load() const { return load_config(config, overrides); }
 };
 
-/// Leaves libtorch this one kernel for attention.
+/// Restricts libtorch to this attention kernel.
 void choose_attention(const std::string& name) {
   if (name.empty()) return;
   at::Context& context = at::globalContext();

@@ -39,7 +39,7 @@ double teraflops(c10::Device device, const Product& product, int64_t divisor) {
   return flops / seconds / 1e12;
 }
 
-/// A kernel that moves `bytes` for each element.
+/// Measures a kernel that moves `bytes` per element.
 Json speed(c10::Device device, int64_t numel, double bytes, const std::function<void()>& call) {
   const double seconds = mean_seconds(device, kRepeats, call);
   return {{"ms", seconds * 1e3}, {"gb_per_s", bytes * static_cast<double>(numel) / seconds / 1e9}};

@@ -10,7 +10,7 @@ namespace {
 constexpr size_t kRounds = 6, kBlocks = 3;
 constexpr int kCalls = 5;
 
-/// Milliseconds of forward and backward, ours and libtorch's, round by round.
+/// Measures the milliseconds of forward and backward, ours and libtorch's, round by round.
 Json measured(c10::Device device, const Rivals& rivals) {
   const std::vector<at::Tensor> grads = random_grads(rivals.ours);
   std::vector<Samples> samples(2);

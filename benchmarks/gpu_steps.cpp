@@ -42,7 +42,7 @@ int64_t peak_bytes(c10::Device device) {
   return stats.allocated_bytes[0].peak;
 }
 
-/// Calls and milliseconds under one name.
+/// The number of calls of one name and their milliseconds.
 struct Sum {
   int64_t calls = 0;
   double ms = 0;
@@ -70,7 +70,7 @@ struct Interval {
   uint64_t begin, end;
 };
 
-/// How long the device worked and how long it waited between its first and its last work.
+/// How long the device was busy and idle, between its first and its last work.
 Json occupation(std::vector<Interval> work) {
   std::sort(work.begin(), work.end(),
             [](const Interval& a, const Interval& b) { return a.begin < b.begin; });

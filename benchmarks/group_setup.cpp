@@ -1,5 +1,5 @@
-// How long the ranks of a world take to meet, and to connect every group they are in: ranks as
-// threads of one process, over Gloo on loopback.
+// How long the ranks of a world take to meet and to connect all their groups: ranks as threads of
+// one process, over Gloo on loopback.
 // Usage: group_setup [RANKS] [ROUNDS]; RANKS is a multiple of 8.
 
 #include <algorithm>
@@ -23,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 struct Times {
   double meet = 0;
   double connect = 0;
-  size_t groups = 0;  ///< of rank 0, those with a communicator
+  size_t groups = 0;  ///< groups of rank 0 that have a communicator
 };
 
 double milliseconds_since(Clock::time_point start) {

@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-/// Measuring rivals side by side: machines are shared, so only what ran at the same time compares.
+/// Measures rivals side by side: machines are shared, so only times from the same moment compare.
 namespace lockstep::benchmarks {
 
 inline double median(std::vector<double> values) {
@@ -20,16 +20,16 @@ inline double seconds_of(const std::function<void()>& call) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// Samples of one rival, in seconds, one a round.
+/// Samples of one rival, in seconds, one per round.
 using Samples = std::vector<double>;
 
 /// A median with the lowest and the highest of the medians over consecutive blocks of rounds, which
-/// shows how much the machine's load moved it.
+/// shows how much the machine's load affected it.
 struct Estimate {
   double value = 0, low = 0, high = 0;
 };
 
-/// `statistic` of all rounds, and of each of `blocks` blocks. It gets the medians of the rivals.
+/// `statistic` over all rounds, and over each of `blocks` blocks; it gets the rivals' medians.
 inline Estimate estimate(const std::vector<Samples>& rivals, size_t blocks,
                          const std::function<double(const std::vector<double>&)>& statistic) {
   const auto over = [&](size_t first, size_t last) {

@@ -1,20 +1,19 @@
-// One optimizer step, norm, clipping and AdamW: ours on flat buffers against libtorch's fused
+// One optimizer step (norm, clipping and AdamW): ours on flat buffers against libtorch's fused
 // AdamW, round by round in one program on one core.
 //
 // The rival is the fastest that libtorch offers for lists of tensors: _foreach_norm, one norm of
 // the norms, _foreach_mul_ by the clip coefficient, _fused_adamw_ and, for bf16 parameters with
 // fp32 master weights, _foreach_copy_ into them. Ours is Optimizer::step(). A third contender adds
-// one flat fp32 tensor to another (a += b, 12 bytes an element), which tells what the memory gives;
-// its memory is allocated as our buffers are.
+// one flat fp32 tensor to another (a += b, 12 bytes per element), which shows the memory bandwidth;
+// its memory is allocated like our buffers.
 //
-// Bytes that a step must move for an element, where the tensors do not fit the caches: ours 4
-// (norm) + 28 (gradient, weight and moments read; weight and moments written), and 2 for the bf16
-// weight; libtorch's 8 more to scale the gradients, and 4 more to read the weights that it rounds.
-// So with both at the full speed of the memory ours cannot be faster than by the ratio of these
-// bytes. A limit that this forbids is replaced by 85 % of the speed that the bytes of ours would
-// have at the bandwidth of a += b.
+// Bytes per element that a step must move if the tensors do not fit in the caches: ours 4 (norm) +
+// 28 (gradient, weight and moments read; weight and moments written), plus 2 for the bf16 weight;
+// libtorch 8 more to scale the gradients, and 4 more to read the weights that it rounds. So if both
+// run at full memory speed, ours can be faster at most by the ratio of these bytes. A limit that
+// this rules out is replaced by 85 % of the speed of our bytes at the bandwidth of a += b.
 //
-// `optimizer_step large` (small) measures one size alone.
+// `optimizer_step large` (small) measures one size only.
 
 #include <algorithm>
 #include <cstdio>
@@ -38,10 +37,10 @@ struct Case {
   int64_t numel;  ///< elements of each
   at::ScalarType dtype;
   size_t rounds;
-  double faster;   ///< how much faster than libtorch ours is to be
-  bool in_memory;  ///< the tensors do not fit the caches
+  double faster;   ///< how much faster than libtorch ours should be
+  bool in_memory;  ///< the tensors do not fit in the caches
 
-  /// Bytes that a step must move for an element.
+  /// Bytes per element that a step must move.
   double our_bytes() const { return dtype == at::kFloat ? 32 : 34; }
   double their_bytes() const { return dtype == at::kFloat ? 40 : 46; }
 };
@@ -81,7 +80,7 @@ class Ours {
   std::unique_ptr<Optimizer> optimizer_;
 };
 
-/// The same on lists of tensors.
+/// The same with lists of tensors.
 class Theirs {
  public:
   explicit Theirs(const Case& which) : low_precision_(which.dtype != at::kFloat) {
@@ -98,8 +97,8 @@ class Theirs {
   void step() {
     const at::Tensor norm = at::stack(at::_foreach_norm(grads_)).norm();
     const double coefficient = kClip / (norm.item<double>() + 1e-6);
-    // Clipping changes the gradients; the next step's are the same only if it is undone, which is
-    // not timed.
+    // Clipping changes the gradients; the next step needs the same ones, so restore_gradients()
+    // undoes it, untimed.
     if (coefficient < 1) at::_foreach_mul_(grads_, coefficient);
     at::_foreach_add_(steps_, 1);
     at::_fused_adamw_(parameters_, grads_, means_, squares_, {}, steps_, kRate, kBeta1, kBeta2,

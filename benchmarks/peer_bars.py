@@ -1,12 +1,12 @@
-"""The times of a step of several programs, as a picture of bars."""
+"""Draws the step times of several programs as a bar chart."""
 
 WIDTH, LEFT, RIGHT, BAR, GAP, HEAD = 760, 190, 90, 18, 6, 44
 COLOURS = {True: "#2b6cb0", False: "#9ecaf3"}
 
 
 def bars(steps):
-    """`steps`: of each model and each program the ms of a step; ours begin with "ours". Bars of one
-    model have one scale, its slowest program's."""
+    """`steps`: {model: {program: ms of a step}}; the names of our programs begin with "ours". The
+    bars of a model are scaled to its slowest program."""
     lines, y = [], 16
     for model, times in steps.items():
         lines.append(f'<text x="16" y="{y + 14}" font-size="14">{model}: ms a step</text>')

@@ -2,9 +2,9 @@
 autocast to bf16, with fp32 weights, accumulation over micro-batches, clipping and a fused AdamW.
 
 Usage: peer_cuda.py SIZES eager|compile cuda|cpu MICRO_BATCH MICRO_BATCHES, where SIZES is JSON. It
-answers as `gpu_bench steps` does: first a line of JSON with the number of parameters, then for each
-line of standard input that holds a number, after so many steps, one with their milliseconds, the last
-loss and the most bytes of the device that were allocated."""
+answers like `gpu_bench steps`. It first prints a line of JSON with the number of parameters. Then
+it reads numbers from standard input, one a line: it runs that many steps and prints a line with the
+mean milliseconds of a step, the last loss and the peak of allocated device memory in bytes."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ class Training:
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=0.02)
         if mode == "compile":
-            # Layers are alike: one is compiled and serves all.
+            # All layers are alike: one is compiled and serves all.
             for layer in self.model.layers:
                 layer.compile()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, betas=(0.9, 0.95),
@@ -44,7 +44,7 @@ class Training:
         return ids[:, :-1], ids[:, 1:]
 
     def step(self):
-        """The loss, which the host waits for, as `lockstep train` does."""
+        """Returns the loss; the host waits for it, as in `lockstep train`."""
         total = 0
         for _ in range(self.micro_batches):
             with torch.autocast(self.device, torch.bfloat16):

@@ -1,6 +1,6 @@
-"""A model of Llama's form in plain PyTorch, as peer of Lockstep's in peers.py and in
-scripts/gpu_check. Its sizes are named as in config.json of a checkpoint that
-`lockstep checkpoint export --hf` wrote."""
+"""A Llama-style model in plain PyTorch, the peer of Lockstep's in peers.py and in
+scripts/gpu_check. Its sizes have the names of config.json in a checkpoint that `lockstep checkpoint
+export --hf` wrote."""
 
 import json
 
@@ -60,7 +60,7 @@ class Model(torch.nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
     def load(self, folder):
-        """The weights of an exported checkpoint."""
+        """Loads the weights of an exported checkpoint."""
         data = (folder / "model.safetensors").read_bytes()
         begin = 8 + int.from_bytes(data[:8], "little")
         entries = json.loads(data[8:begin])

@@ -1,8 +1,8 @@
-"""One rank of a rival of benchmarks/rank_step.cpp: the same layers, data and AdamW.
+"""One rank of a rival of benchmarks/rank_step.cpp, with the same layers, data and AdamW.
 
-Usage: peer_step.py KIND LAYERS WIDTH BATCH STEPS, under torchrun's environment. peer_wrappers.py says
-what the kinds are. Rank 0 prints one JSON line: the medians of a step in milliseconds and of its
-minor page faults, and the peak of its memory in bytes."""
+Usage: peer_step.py KIND LAYERS WIDTH BATCH STEPS, under torchrun's environment. peer_wrappers.py
+lists the kinds. Rank 0 prints one JSON line: the medians of a step's milliseconds and of its minor
+page faults, and its peak memory in bytes."""
 
 import json
 import resource

@@ -1,10 +1,10 @@
-"""One rank of a peer of peers.py: the model of a folder that `lockstep checkpoint export --hf` wrote
-(Llama's form), trained in one of the ways of peer_wrappers.py.
+"""One rank of a peer of peers.py. It trains the model in a folder that `lockstep checkpoint export
+--hf` wrote (Llama-style), in one of the ways of peer_wrappers.py.
 
 Usage: peer_train.py KIND MODEL TEXT MICRO_BATCH MICRO_BATCHES STEPS, under torchrun's environment.
-TEXT is one byte longer than the windows of all steps, which are taken in the order of Megatron's
-GPTDataset with the seed of Lockstep's default. Rank 0 prints one JSON document: the milliseconds
-and the loss of each step, and the peak of its memory in bytes."""
+TEXT is one byte longer than the windows of all steps. They are taken in the order of Megatron's
+GPTDataset with Lockstep's default seed. Rank 0 prints one JSON document: the milliseconds and the
+loss of each step, and the peak memory in bytes."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def windows_of_rank(text, length, samples):
 
 
 def train(peer, steps, micro_batches):
-    """Milliseconds and this rank's loss of each step."""
+    """Returns the milliseconds and this rank's loss of each step."""
     times, losses = [], []
     for windows in steps:
         begin = time.perf_counter()
@@ -72,7 +72,7 @@ def main():
                           "memory": memory}))
     dist.barrier()
     sys.stdout.flush()
-    os._exit(0)  # threads of Gloo can end the interpreter with an error while it closes
+    os._exit(0)  # Gloo's threads can crash the interpreter while it shuts down
 
 
 main()

@@ -1,15 +1,15 @@
-"""PyTorch's and Megatron Core's ways to train a model on data-parallel ranks, as peers of
-Lockstep's in peer_step.py and peer_train.py:
+"""The ways in which PyTorch and Megatron Core train a model on data-parallel ranks, as peers of
+Lockstep in peer_step.py and peer_train.py:
 
   ddp                    DistributedDataParallel with its defaults and a fused AdamW
   zero                   the same with ZeroRedundancyOptimizer, which broadcasts buckets
-  fsdp2                  fully_shard() of each layer; gathered weights stay until backward ended
+  fsdp2                  fully_shard() of each layer; gathered weights stay until backward ends
   fsdp2-reshard          the same; they are freed after forward and gathered again in backward
-  megatron               Megatron Core's DistributedDataParallel and its optimizer, which both
-                         step with torch's fused AdamW
-  megatron-distributed   the same with its distributed optimizer
+  megatron               Megatron Core's DistributedDataParallel and optimizer; the optimizer uses
+                         torch's fused AdamW
+  megatron-distributed   the same with Megatron's distributed optimizer
 
-Megatron's run under .venv-megatron (scripts/setup megatron)."""
+The Megatron kinds run under .venv-megatron (scripts/setup megatron)."""
 
 import contextlib
 import pathlib
@@ -22,7 +22,7 @@ KINDS = ("ddp", "zero", "fsdp2", "fsdp2-reshard", "megatron", "megatron-distribu
 
 
 def prepare(kind):
-    """To be called before the process group is made."""
+    """Call this before the process group is created."""
     if kind.startswith("megatron"):
         sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests/end_to_end"))
         from megatron_gpt import stand_in_for_cuda
@@ -61,7 +61,7 @@ class Torch:
         self.optimizer.zero_grad()
 
     def micro_batch(self, last):
-        """What surrounds forward and backward of a micro-batch."""
+        """The context for forward and backward of a micro-batch."""
         if self.kind.startswith("fsdp2"):
             self.model.set_requires_gradient_sync(last)
             return contextlib.nullcontext()
@@ -92,7 +92,7 @@ class Megatron:
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(optimizer="adam", clip_grad=clip, adam_beta1=first, adam_beta2=second,
                             use_distributed_optimizer=distributed, **settings), [self.model])
-        for group in self.optimizer.param_groups:  # as Megatron's scheduler of parameters does
+        for group in self.optimizer.param_groups:  # as Megatron's parameter scheduler does
             group["weight_decay"] *= group["wd_mult"]
 
     def zero_grad(self):
@@ -108,9 +108,9 @@ class Megatron:
 
 
 def wrap(kind, net, layers, clip=0.0, **settings):
-    """`net` on all ranks and an AdamW with `settings` (lr, weight_decay and, if not the defaults,
-    betas); gradients are clipped to the norm `clip`, if it is not 0. `layers` are the parts that
-    FSDP2 shards."""
+    """Wraps `net` for all ranks, with an AdamW with `settings` (lr, weight_decay and, if not the
+    defaults, betas). If `clip` is not 0, gradients are clipped to that norm. `layers` are the units
+    that FSDP2 shards."""
     if kind.startswith("megatron"):
         return Megatron(kind, net, clip, settings)
     return Torch(kind, net, layers, clip, settings)

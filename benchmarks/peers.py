@@ -1,18 +1,18 @@
-"""Training a GPT from end to end: `lockstep train` and the same model in PyTorch with every way of
-training on data-parallel ranks that peer_wrappers.py has, in turns.
+"""Trains a GPT end to end: `lockstep train` and the same model in PyTorch with every way of
+data-parallel training that peer_wrappers.py has, in turn.
 python benchmarks/peers.py BUILD [--models tiny small many] [--ranks 2] [--rounds 4] [--steps 20]
                            [--peers ddp ...] [--set FIELD=VALUE ...] [--exposed] [--svg FILE]
 
-Each round starts each program once; the first to run changes from round to round. A rank has one
-thread. All start from the same weights and read the same samples in Megatron's order: a peer counts
-if its first ten losses are within 1e-4 of ours. Ratios are of medians inside a round.
+Each round runs each program once; the order rotates from round to round. A rank has one thread. All
+programs start from the same weights and read the same samples in Megatron's order: a peer counts
+only if its first ten losses are within 1e-4 of ours. Ratios are of medians within a round.
 
---exposed also runs each program as so many lone ranks at once, which send nothing: what a step
-takes longer than theirs is its exposed communication. Lone ranks update all parameters, so that of
-programs that shard the update comes out too small.
+--exposed also runs each program as that many lone ranks at once, which send nothing. The exposed
+communication is the difference between the two step times. Lone ranks update all parameters, so the
+exposed communication of programs that shard the update comes out too small.
 
---svg draws the times of a step. `scripts/setup text megatron` fetches the text and Megatron Core;
-without it, its rows are left out."""
+--svg draws the step times. `scripts/setup text megatron` fetches the text and Megatron Core;
+without Megatron Core, its rows are left out."""
 
 import argparse
 import json
@@ -31,7 +31,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 TEXT, PEER = ROOT / "data/alice29.txt", ROOT / "benchmarks/peer_train.py"
 TORCH, MEGATRON = ROOT / ".venv/bin/python", ROOT / ".venv-megatron/bin/python"
 COMPARED, WARMUPS, ALLOWED = 10, 5, 1e-4
-# name: layers, hidden size, heads, width of the feed-forward network, sequence, samples of a
+# name: layers, hidden size, heads, width of the feed-forward network, sequence length, samples of a
 # micro-batch, micro-batches of a step
 MODELS = {"tiny": (4, 128, 4, 384, 128, 8, 1), "small": (6, 384, 6, 1024, 256, 4, 2),
           "many": (24, 64, 4, 192, 64, 4, 1)}
@@ -45,7 +45,7 @@ class Programs:
     """Lockstep and its peers on one model."""
 
     def __init__(self, build, folder, model, ranks, steps, settings):
-        """`steps` is the number of steps that the data lasts."""
+        """`steps` is the number of steps that the data is enough for."""
         self.program, self.folder = build / "lockstep", folder
         self.ranks, self.steps, self.settings = ranks, steps, settings
         layers, hidden, heads, ffn, self.length, self.rows, self.micro_batches = MODELS[model]
@@ -73,8 +73,8 @@ class Programs:
                        stderr=subprocess.DEVNULL)
 
     def run(self, name, steps, alone=False):
-        """Of rank 0: the milliseconds and the loss of each step, and the peak memory in bytes; of
-        one rank of a run of its own, if they are `alone`."""
+        """Runs a program; returns rank 0's milliseconds and loss of each step, and its peak memory
+        in bytes. If `alone`, each rank is a separate run, and the results are those of one."""
         if name in OURS:
             return self.run_ours(OURS[name] + self.settings, steps, alone)
         python = MEGATRON if name.startswith("megatron") else TORCH
@@ -101,7 +101,7 @@ class Programs:
 
 
 def environment_of(alone):
-    """What a rank gets beside torchrun's environment: nothing, or that of a run of its own."""
+    """Variables that a rank gets in addition to torchrun's: none, or those of a run of its own."""
     def of_rank(rank):
         return {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
                 "MASTER_PORT": str(free_port()), "LONE_RANK": str(rank)} if alone else {}
@@ -109,7 +109,7 @@ def environment_of(alone):
 
 
 def rounds_of(programs, names, options):
-    """A list of {name: result of a run}."""
+    """Returns a list of {name: result of a run}."""
     rounds, order = [], list(names)
     for _ in range(options.rounds):
         results = {}
@@ -131,8 +131,8 @@ def difference(results, name):
 
 
 def report(names, rounds):
-    """Prints the table of one model. Whether all losses are ours, and the step of each program
-    whose losses are, in ms."""
+    """Prints the table of one model. Returns whether all programs have our losses, and the ms of a
+    step of each program that has."""
     def step(results, name, kind="step"):
         return statistics.median(results[name][kind][WARMUPS:])
 

@@ -1,4 +1,4 @@
-// The idle time of pipeline schedules as the executor runs them, against the plan's: stages that
+// The idle time of pipeline schedules as the executor runs them, compared with the plan's. Stages
 // sleep, so that ranks as threads do not contend for cores. A forward of all layers of a rank takes
 // one unit, the backward two; transfers are real. The measured bubble is 1 - (time in tasks) /
 // (ranks * time of the step), the median over the rounds.
@@ -39,7 +39,7 @@ void sleep_for(double seconds) {
   busy_nanoseconds += static_cast<int64_t>(slept * 1e9);
 }
 
-/// Passes its input on, slowly; so does its backward, whose parts take the same time each.
+/// Passes its input on, slowly. So does its backward, both parts of which take equally long.
 struct Sleep : torch::autograd::Function<Sleep> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const at::Tensor&,
                             double seconds) {

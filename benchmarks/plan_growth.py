@@ -1,9 +1,9 @@
-"""`lockstep plan time` of one job on more and more GPUs, as a picture: what takes how much of a step.
+"""Draws `lockstep plan time` of one job on more and more GPUs: the parts of a step.
 
     python benchmarks/plan_growth.py docs/images/growth.svg [--machine dgx_h100] [--config llama3_70b]
 
 The batch grows with the ranks (weak scaling): each data-parallel replica runs `--microbatches`
-micro-batches of one sequence, in the configuration's layout, whose smallest job is doubled until
+micro-batches of one sequence. The layout is the configuration's. Its smallest job is doubled up to
 131,072 ranks. Nothing here is measured: it is a plan.
 """
 
@@ -41,7 +41,7 @@ def step(arguments, ranks, fewest):
 
 
 def bar(x, answer, scale):
-    """The parts of a step from below, each a rectangle."""
+    """Returns the parts of a step from the bottom up, each a rectangle, and the top of the bar."""
     y, parts = HEIGHT - BOTTOM, []
     for name, text, colour in PARTS:
         height = answer[name] * scale

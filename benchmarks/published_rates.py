@@ -1,11 +1,11 @@
-"""`lockstep plan time` beside published rates of Megatron on A100 and H100 hosts.
+"""Compares `lockstep plan time` with published rates of Megatron on A100 and H100 hosts.
 
     python benchmarks/published_rates.py a100|h100 [--rows N]
 
-Nothing here is measured, and no constant is fitted to a row. The tables do not say all of a run.
-a100 leaves out micro-batches and chunks of a pipeline: the fastest that fits 80 GB is taken. h100
-leaves out more: a sharded optimizer, its communication overlapped, sequence parallelism and no
-recomputation are assumed.
+Nothing here is measured, and no constant is fitted to a row. The tables do not specify a run
+completely. a100 omits the micro-batches and the chunks of a pipeline: the fastest choice that fits
+in 80 GB is taken. h100 omits more: this program assumes a sharded optimizer with overlapped
+communication, sequence parallelism and no recomputation.
 """
 
 import argparse
@@ -18,8 +18,8 @@ A100 = published_steps.MACHINE
 H100 = published_steps.SOURCE / "configs/machines/dgx_h100.textproto"
 
 # Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
-# Megatron-LM", arXiv 2104.04473, table 1: TFLOP/s of a GPU, recomputation counted. The last
-# two rows take many minutes on two cores.
+# Megatron-LM", arXiv 2104.04473, table 1: TFLOP/s per GPU, recomputation included. The last two
+# rows take many minutes on two cores.
 WEAK_SCALING = [  # billions, heads, hidden, layers, tensor, pipeline, GPUs, batch, TFLOP/s
     (1.7, 24, 2304, 24, 1, 1, 32, 512, 137), (3.6, 32, 3072, 30, 2, 1, 64, 512, 138),
     (7.5, 32, 4096, 36, 4, 1, 128, 512, 142), (18.4, 48, 6144, 40, 8, 1, 256, 1024, 135),
@@ -28,8 +28,8 @@ WEAK_SCALING = [  # billions, heads, hidden, layers, tensor, pipeline, GPUs, bat
     (529.6, 128, 20480, 105, 8, 35, 2520, 2520, 163),
     (1008.0, 160, 25600, 128, 8, 64, 3072, 3072, 163)]
 
-# NVIDIA NeMo 24.07, performance benchmarks, pretraining on DGX H100 in FP8, on Megatron Core: tokens
-# a second of a GPU. Nemotron's rows are left out: their activation is not ours.
+# NVIDIA NeMo 24.07, performance benchmarks, pretraining on DGX H100 in FP8, on Megatron Core:
+# tokens per second and GPU. Nemotron's rows are left out: we do not have their activation.
 GPT = {"model.activation": "gelu"}
 LLAMA = {"model.activation": "swiglu", "model.normalization": "RMSNorm",
          "model.add_bias_linear": "false", "model.position_embedding_type": "rope",
@@ -48,15 +48,15 @@ NEMO = [  # name, form, layers, hidden, ffn, heads, groups, vocabulary, GPUs, ba
 
 
 def flops_with_recomputation(batch, layers, hidden):
-    """Of the products of a step: the paper's formula."""
+    """FLOPs of the matrix products of a step, by the paper's formula."""
     length, vocabulary = published_steps.SEQUENCE, 51200
     return (96 * batch * length * layers * hidden ** 2 *
             (1 + length / (6 * hidden) + vocabulary / (16 * layers * hidden)))
 
 
 def weak_scaling(row):
-    """The name, the published TFLOP/s of a GPU, the planned ones and those with their attention,
-    and the micro-batch and chunks."""
+    """Returns the name, the published TFLOP/s per GPU, the planned ones without and with their
+    attention, and the micro-batch and chunks."""
     billions, heads, hidden, layers, tensor, pipeline, gpus, batch, published = row
     replicas = gpus // tensor // pipeline
     best = None
@@ -86,7 +86,7 @@ def weak_scaling(row):
 
 
 def nemo(row):
-    """The name, the published tokens a second of a GPU, the planned ones twice, and the layout."""
+    """Returns the name, the published tokens/s per GPU, the planned ones twice, and the layout."""
     (name, form, layers, hidden, ffn, heads, groups, vocabulary, gpus, batch, micro, length, tensor,
      pipeline, context, chunks, published) = row
     fields = form | {

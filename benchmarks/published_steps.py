@@ -1,11 +1,11 @@
-"""`lockstep plan time` beside published steps of Megatron-LM on A100 hosts.
+"""Compares `lockstep plan time` with published steps of Megatron-LM on A100 hosts.
 
     python benchmarks/published_steps.py [--rows N] [--machine FILE]
 
-Nothing here is measured, and no constant is fitted to a row. The published programs are not ours:
-theirs write the attention's weights to memory and drop some of them, ours runs fused attention
-without dropout. Both drop 0.1 of the layers' outputs. The column "with their attention" adds to a
-step what those weights cost on the machine's memory, see attention_ms().
+Nothing here is measured, and no constant is fitted to a row. The published programs differ from
+ours: they write the attention weights to memory and apply dropout to them; ours runs fused
+attention without dropout. Both apply a dropout of 0.1 to the layers' outputs. The column "with
+their attention" adds the memory traffic of those weights to a step, see attention_ms().
 """
 
 import argparse
@@ -19,12 +19,12 @@ SOURCE = pathlib.Path(__file__).resolve().parents[1]
 LOCKSTEP = SOURCE / "build/lockstep"
 MACHINE = SOURCE / "configs/machines/dgx_a100.textproto"
 SEQUENCE = 2048
-BANDWIDTH = 0.9 * 2039e9  # of that file, for large tensors
+BANDWIDTH = 0.9 * 2039e9  # of that machine file, for large tensors
 
-# Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models",
-# arXiv 2205.05198: tables 3 (layouts) and 5 (seconds of an iteration: full recomputation; sequence
-# parallelism and selective recomputation). 8-way tensor parallelism. The same seconds and layouts
-# stand in Calculon's validation (calculon/llm/validation.py, validation/seqsel/tab5).
+# Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv
+# 2205.05198: tables 3 (layouts) and 5 (seconds of an iteration: full recomputation; sequence
+# parallelism and selective recomputation). 8-way tensor parallelism. Calculon's validation has the
+# same seconds and layouts (calculon/llm/validation.py, validation/seqsel/tab5).
 TABLE_5 = [  # name, heads, hidden, layers, pipeline, chunks, batch, micro-batch, full, selective
     ("22B", 64, 6144, 48, 1, 1, 4, 4, 1.42, 1.10),
     ("175B", 96, 12288, 96, 8, 3, 64, 1, 18.13, 13.75),
@@ -33,7 +33,7 @@ TABLE_5 = [  # name, heads, hidden, layers, pipeline, chunks, batch, micro-batch
 
 
 def plan_time(ranks, fields, machine):
-    """What `plan time` tells of GPTs of that time, unless `fields` say otherwise."""
+    """Runs `plan time` for GPTs of that time, unless `fields` override them."""
     common = {"model.seq_length": SEQUENCE, "model.vocab_size": 51200, "model.activation": "gelu",
               "model.normalization": "LayerNorm", "model.add_bias_linear": "true",
               "model.position_embedding_type": "learned_absolute", "train.precision": "bf16",
@@ -52,9 +52,9 @@ def plan_time(ranks, fields, machine):
 
 
 def attention_ms(heads, tensor, micro, runs):
-    """Milliseconds of a layer and micro-batch on a rank: S^2 weights of each head, 2 bytes each, go
-    through memory 7 times in forward (products, scaled softmax, dropout with its mask of a byte, and
-    read by the second product) and 12 times in backward; `runs` forwards."""
+    """Milliseconds of a layer and micro-batch on a rank. S^2 weights of each head, 2 bytes each, go
+    through memory 7 times in forward (products, scaled softmax, dropout with its one-byte mask, and
+    the read by the second product) and 12 times in backward. `runs`: forward passes."""
     weights = micro * heads // tensor * SEQUENCE * SEQUENCE * 2
     return 1e3 * weights * (7 * runs + 12) / BANDWIDTH
 

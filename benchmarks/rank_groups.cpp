@@ -1,4 +1,4 @@
-// The groups of one rank in a world of 131,072, from the sizes alone: looked up (index, length and
+// The groups of one rank in a world of 131,072, from the sizes only: looked up (index, length and
 // position in each kind of group) and listed (every rank of each of those groups).
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct Case {
   ParallelSizes sizes;
 };
 
-/// A sum, so that the work cannot be left out.
+/// Returns a sum, so that the compiler cannot drop the work.
 int64_t look_up(const ParallelSizes& sizes) {
   const RankGrids grids(sizes);
   int64_t sum = 0;

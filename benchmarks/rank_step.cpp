@@ -1,18 +1,17 @@
-// One rank of a job that takes training steps: DistributedDataParallel with DistributedOptimizer
-// (`sharded`), with parameters and gradients sharded, too (`parameters`), or with Optimizer
+// One rank of a job that runs training steps: DistributedDataParallel with DistributedOptimizer
+// (`sharded`), with sharded parameters and gradients, too (`parameters`), or with Optimizer
 // (`replicated`). scripts/bench_steps starts it, and its rivals in benchmarks/peer_step.py, which
-// take the same steps.
+// run the same steps.
 //
 // Usage: rank_step sharded|parameters|replicated LAYERS WIDTH BATCH BUCKET STEPS, under a launcher.
 // Every layer has a [WIDTH, WIDTH] matrix. With BATCH > 0 it multiplies BATCH rows by it and takes
-// a tanh; with 0 it adds the sum of its elements, so that a step is communication and update and
-// hardly anything else. BUCKET is ddp.bucket_size. Rank 0 prints one JSON line: medians in
-// milliseconds of a step, of its forward and backward alone, of its communication alone (sharded:
-// reduce-scatters, then all-gathers; else all-reduces) and of the processor's time that the latter
-// takes; minor page faults of a step; and the peak of its memory in bytes. With `parameters` only a
-// whole step is timed.
-// Steps follow each other without a pause, so that the all-gathers of one overlap the forward of
-// the next.
+// a tanh; with 0 it adds the sum of its elements, so that a step is almost only communication and
+// update. BUCKET is ddp.bucket_size. Rank 0 prints one JSON line: the median milliseconds of a
+// step, of its forward and backward alone, of its communication alone (sharded: reduce-scatters,
+// then all-gathers; else all-reduces) and of the processor time of that communication; the minor
+// page faults of a step; and the peak memory in bytes. With `parameters`, only the whole step is
+// timed. Steps follow each other without a pause, so that the all-gathers of one overlap the
+// forward of the next.
 
 #include <sys/resource.h>
 
@@ -61,7 +60,7 @@ rusage usage() {
   return result;
 }
 
-/// Seconds of a processor that this process has had, with the system's work for it.
+/// Returns the processor seconds of this process, including system time.
 double processor_seconds() {
   const auto seconds = [](const timeval& time) {
     return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);

@@ -1,4 +1,4 @@
-"""What train.replica_check_interval costs; see step_costs.py.
+"""The cost of train.replica_check_interval; see step_costs.py.
 python benchmarks/replica_check.py BUILD [--rounds 5] [--steps 100] [--interval 1] [--limit 1.01]
                                    [--set FIELD=VALUE ...]"""
 

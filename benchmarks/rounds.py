@@ -1,4 +1,4 @@
-"""Programs of several ranks on this machine, and how a benchmark shows what they took."""
+"""Runs programs of several ranks on this machine, and prints what a benchmark measured."""
 
 import os
 import socket
@@ -15,8 +15,8 @@ def free_port():
 
 def run_ranks(command, ranks, environment=(), rank_environment=lambda rank: {},
               prefix=lambda rank: []):
-    """Standard output of rank 0. Each rank is a process with torchrun's environment, `environment`
-    and rank_environment(rank), started by prefix(rank) and `command`."""
+    """Returns rank 0's standard output. Each rank is a process that runs prefix(rank) followed by
+    `command`, with torchrun's environment, `environment` and rank_environment(rank)."""
     port, processes = free_port(), []
     for rank in range(ranks):
         variables = os.environ | {
@@ -33,7 +33,7 @@ def run_ranks(command, ranks, environment=(), rank_environment=lambda rank: {},
 
 
 def show(name, values, at_most=None):
-    """The median with the lowest and the highest value, and whether it is within a limit."""
+    """Prints the median with the lowest and the highest value, and whether it meets the limit."""
     value = statistics.median(values)
     text = f"  {name:<44} {value:9.3f}   [{min(values):.3f}, {max(values):.3f}]"
     if at_most is not None:

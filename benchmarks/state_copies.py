@@ -1,5 +1,5 @@
-"""What copies of the state in the other rank's memory cost (checkpoint.in_memory_replicas = 1); see
-step_costs.py.
+"""The cost of copies of the state in the other rank's memory (checkpoint.in_memory_replicas = 1);
+see step_costs.py.
 python benchmarks/state_copies.py BUILD [--rounds 5] [--steps 100] [--interval 1] [--limit 1.1]
                                   [--set FIELD=VALUE ...]"""
 

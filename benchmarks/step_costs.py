@@ -1,9 +1,9 @@
-"""What a setting costs that works between two iterations: runs with it and without it, in turns.
+"""The cost of a setting that acts between two iterations: runs with it and without it, in turn.
 
-What is timed is a whole run, less a run of its first five steps. Ratios are of two such times of
-one round, and of the processor time of all ranks, which other work on the machine disturbs less.
-The model is that of configs/tiny.textproto on two ranks, or as --set says. To be run in the root of
-the tree; `scripts/setup text` fetches the text."""
+The time of a run is that of the whole run, less that of its first five steps. Ratios are of two
+such times of one round, and also of the processor time of all ranks, which other work on the
+machine disturbs less. The model is that of configs/tiny.textproto on two ranks, or as --set says.
+Run it in the root of the tree; `scripts/setup text` fetches the text."""
 
 import argparse
 import os
@@ -27,7 +27,7 @@ LAYOUTS = {
 
 
 def times_of_run(options, fields, steps):
-    """Seconds that passed, and those of the processors."""
+    """Returns the elapsed seconds and the processor seconds."""
     command = [options.build / "lockstep", "launch", "-n", "2", "--starter", "own", "--", "train",
                ROOT / "configs/tiny.textproto"]
     for field in [*options.set, *fields, f"train.train_iters={steps}", "train.eval_iters=0",
@@ -44,7 +44,7 @@ def times_of_run(options, fields, steps):
 
 
 def milliseconds(options, fields):
-    """Both of a step, with what is between two."""
+    """Returns both times of a step, including the time between two steps."""
     whole = times_of_run(options, fields, options.steps + WARM_UP)
     start = times_of_run(options, fields, WARM_UP)
     return [(all_of_it - of_start) / options.steps * 1000
@@ -52,8 +52,8 @@ def milliseconds(options, fields):
 
 
 def compare(description, settings, common=(), limit=1.01):
-    """Shows on each layout what a step with settings(options) takes, beside one without; `common`
-    are of both."""
+    """Prints for each layout the time of a step with settings(options), compared with a step
+    without them. Both have the settings `common`."""
     parser = argparse.ArgumentParser(description=description,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=pathlib.Path)

@@ -1,19 +1,19 @@
-"""How a data-parallel step grows with parameters, buckets and ranks, beside PyTorch, as a picture.
+"""Draws how a data-parallel step grows with parameters, buckets and ranks, next to PyTorch's.
 
     python benchmarks/step_growth.py [--build build] [--rounds 3] [--svg docs/images/step_growth.svg]
 
 A step is the sum of all weights, its backward, the reduction of the gradients and AdamW, without
-matrix products: what grows is what the wrapper, the optimizer and the communication take.
+matrix products: what grows is the time of the wrapper, the optimizer and the communication.
 
   parameters   100 to 100,000 matrices of 8 x 8, two ranks
   buckets      16 matrices of 1024 x 1024 (64 MiB) in 1 to 16 buckets, two ranks
   ranks        64 matrices of 256 x 256 (16 MiB) on 2 to 16 ranks, which share this machine's cores
 
-Ours run with and without the distributed optimizer; peers are DistributedDataParallel with a fused
-AdamW, ZeroRedundancyOptimizer, and for 100 parameters FSDP2 with a unit for each of them. Each
-round starts every program once, for --steps steps, or for 4 from 10,000 parameters on. Printed are
-medians over the rounds, in ms a step. PyTorch chooses its buckets by size, so the second picture
-has no peers.
+Ours run with and without the distributed optimizer. The peers are DistributedDataParallel with a
+fused AdamW, ZeroRedundancyOptimizer and, for 100 parameters, FSDP2 with a unit for each parameter.
+Each round runs every program once, for --steps steps, or for at most 4 from 10,000 parameters on.
+It prints the medians over the rounds, in ms a step. PyTorch chooses its buckets by size, so the
+second picture has no peers.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from rounds import run_ranks
 
 HERE = pathlib.Path(__file__).resolve().parent
 PEER = HERE / "peer_step.py"
-MOST_UNITS = 100  # of FSDP2, which takes milliseconds for each
+MOST_UNITS = 100  # of FSDP2, which takes milliseconds for each unit
 MANY = 10000
 COLOURS = {"ours": "#2b6cb0", "ours, sharded": "#7db3e8", "DDP": "#c97f12", "ZeRO": "#248046",
            "FSDP2": "#a83279"}
@@ -68,7 +68,7 @@ def series_of(programs, rounds, cases, names):
 
 
 def ticks(low, high):
-    """The powers of ten from `low` to `high`, one outside on each side."""
+    """The powers of ten from `low` to `high`, and one beyond each end."""
     return [10.0 ** e for e in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
 
 

@@ -1,11 +1,11 @@
-"""`lockstep plan time` beside the steps that this host takes: jobs drawn by a seed, on its CPU.
+"""Compares `lockstep plan time` with measured steps: random jobs on this host's CPU.
 
     build/lockstep doctor --calibrate runs/machine.textproto
     python benchmarks/step_times.py runs/machine.textproto [--jobs 20] [--seed 1] [--steps 14]
 
-Each job is one rank, or two that split the data, the tensors or the pipeline. It runs with the
-machine's threads a rank; measured is the median of the steps after the first four. Printed are all
-jobs and errors, their median and 95th percentile, and Kendall's tau of the two orders.
+Each job is one rank, or two that split the data, the tensors or the pipeline. Each rank has as many
+threads as the machine file says; the measured time is the median of the steps after the first four.
+Prints all jobs and errors, their median and 95th percentile, and Kendall's tau of the two orders.
 """
 
 import argparse
@@ -25,7 +25,7 @@ LAYOUTS = ("alone", "dp2", "tp2", "pp2")
 
 
 def draw_job(draw, layout):
-    """Ranks and fields of a job."""
+    """Returns the number of ranks and the fields of a job."""
     heads = draw.choice((2, 4, 8))
     hidden = heads * draw.choice((16, 32, 64))
     swiglu = draw.random() < 0.5

@@ -1,9 +1,8 @@
-"""What `train.log_step_times` costs: runs of configs/tiny.textproto with it and without it, in turns.
+"""The cost of `train.log_step_times`: runs of configs/tiny.textproto with and without it, in turn.
 python benchmarks/telemetry.py BUILD [--ranks 1 2] [--rounds 10] [--steps 300]
 
-The time of a run is that of its process, less the time of a run of one step, so that what happens
-between two iterations counts too. To be run in the root of the tree; `scripts/setup text` fetches the
-text."""
+The time of a run is that of its process, less that of a run of one step, so the work between two
+iterations counts too. Run it in the root of the tree; `scripts/setup text` fetches the text."""
 
 import argparse
 import functools

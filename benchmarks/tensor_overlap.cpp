@@ -1,7 +1,7 @@
-// A column-parallel layer, SwiGLU and a row-parallel one, forward alone and with backward: without
+// A column-parallel layer, SwiGLU and a row-parallel layer, forward only and with backward, without
 // and with tp_comm_overlap. Round by round, ranks as threads with one core each. Every mode also
-// runs on ranks whose collectives are answered at once: what it takes longer than they do is its
-// communication, as far as products do not hide it.
+// runs on ranks whose collectives return at once: the difference to them is the communication that
+// is not hidden by matrix products.
 
 #include <array>
 #include <barrier>
@@ -57,7 +57,7 @@ constexpr std::array kModes = {Mode{true, false, false},  Mode{true, true, false
                                Mode{false, false, false}, Mode{false, true, false},
                                Mode{false, false, true},  Mode{false, true, true}};
 
-/// Seconds a round, for each mode: the ranks, and the same without communication.
+/// Seconds per round, for each mode: the ranks with and without communication.
 std::vector<Samples> measure_rank(const c10::intrusive_ptr<c10d::Store>& store,
                                   std::barrier<>& meet, int64_t index, const Sizes& sizes) {
   at::set_num_threads(1);

@@ -1,10 +1,10 @@
-"""Text to token ids: ours and the libraries', in turns.
+"""Times text to token ids: ours and the libraries', in turn.
 
 python benchmarks/tokenizer.py BUILD [TOKENIZER_JSON...]
 
-GPT-2's encoding against tiktoken, with scripts/setup gpt2's vocabulary and scripts/setup tiktoken's
-package, and, in Python of .venv-tokenizers, each tokenizer.json against PyPI's tokenizers. All run on
-one thread; the last column is ours on two."""
+Compares GPT-2's encoding with tiktoken (vocabulary by `scripts/setup gpt2`, package by
+`scripts/setup tiktoken`) and, under the Python of .venv-tokenizers, each tokenizer.json with PyPI's
+tokenizers. All run on one thread; the last column is ours on two threads."""
 
 import os
 import pathlib
@@ -29,7 +29,7 @@ def english():
 
 
 def mixed():
-    """The sources of this tree, and lines in other scripts."""
+    """Returns the sources of this tree, and lines in other scripts."""
     paths = [p for pattern in ("*/*.cpp", "*/*.h", "*/*/*.cpp", "*.md", "scripts/golden/*.py")
              for p in sorted(SOURCE.glob(pattern)) if not p.parts[-2].startswith("build")]
     code = "".join(p.read_text(errors="replace") for p in paths)
@@ -56,7 +56,7 @@ def hugging_face(file):
 
 
 class Program:
-    """Ours, which waits between rounds."""
+    """Our program, which waits between rounds."""
 
     def __init__(self, build, tokenizer, file):
         self.process = subprocess.Popen(
@@ -64,7 +64,7 @@ class Program:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def encode(self, threads):
-        """Seconds and number of tokens."""
+        """Returns the seconds and the number of tokens."""
         self.process.stdin.write(f"{threads}\n")
         self.process.stdin.flush()
         seconds, tokens = self.process.stdout.readline().split()

@@ -1,7 +1,7 @@
-# Decides whether the CUDA sources are built: LOCKSTEP_CUDA = AUTO (where a CUDA 13 compiler is
-# found), ON (an error where there is none), OFF. Sets LOCKSTEP_WITH_CUDA. Unless
-# CMAKE_CUDA_ARCHITECTURES is given, the kernels are built for the data-center GPUs and the newest
-# consumer ones that nvcc knows (A100, H100, B200, RTX 50), and as PTX for what comes after.
+# Decides whether the CUDA sources are built: LOCKSTEP_CUDA = AUTO (if a CUDA 13 compiler is found),
+# ON (an error if there is none), OFF. Sets LOCKSTEP_WITH_CUDA. Unless CMAKE_CUDA_ARCHITECTURES is
+# given, the kernels are built for the data-center GPUs and the newest consumer ones that nvcc knows
+# (A100, H100, B200, RTX 50), and as PTX for later ones.
 set(LOCKSTEP_CUDA AUTO CACHE STRING "Build the CUDA sources: AUTO, ON or OFF")
 set_property(CACHE LOCKSTEP_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(LOCKSTEP_WITH_CUDA OFF)
@@ -38,7 +38,7 @@ if(NOT LOCKSTEP_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_RUNTIME_LIBRARY None)
     enable_language(CUDA)
-    # Profilers and compute-sanitizer name lines by it; the machine code is the same.
+    # For line numbers in profilers and compute-sanitizer; the machine code is the same.
     add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:-lineinfo>")
   elseif(LOCKSTEP_CUDA STREQUAL "ON")
     message(FATAL_ERROR

@@ -2,10 +2,10 @@
 #
 #   lockstep_room(NAME
 #     SUBROOMS <folders>  folders of the room whose headers are included without the folder's name
-#     PURE <sources>      sources that need no libtorch. They are also the static library
+#     PURE <sources>      sources that need no libtorch. They also form the static library
 #                         lockstep_<name>_pure, which pure tests and fuzzers link.
-#     SOURCES <sources>   sources on libtorch
-#     HEADERS <headers>   what is installed
+#     SOURCES <sources>   sources that use libtorch
+#     HEADERS <headers>   the installed headers
 #     DEPS <rooms>        the rooms that this one may include
 #     PURE_LIBS <libs>    libraries of the pure sources)
 function(lockstep_room name)
@@ -45,7 +45,7 @@ function(lockstep_room name)
   foreach(header IN LISTS arg_HEADERS)
     set(folder "${CMAKE_INSTALL_INCLUDEDIR}/lockstep/${name}")
     cmake_path(GET header PARENT_PATH below)
-    # Generated headers, and those of sub-rooms, lie directly in the room.
+    # Generated headers, and those of sub-rooms, are placed directly in the room.
     if(NOT IS_ABSOLUTE "${header}" AND NOT below IN_LIST arg_SUBROOMS)
       cmake_path(APPEND folder "${below}")
     endif()
@@ -56,8 +56,8 @@ function(lockstep_room name)
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_ROOMS ${name})
 endfunction()
 
-# The sources of a room that use CUDA, as a library of their own, liblockstep_<name>_cuda.so, which
-# a process loads where there is a driver: see core/base/cuda_libraries.h.
+# Builds the sources of a room that use CUDA as a separate library, liblockstep_<name>_cuda.so. A
+# process loads it if there is a driver: see core/base/cuda_libraries.h.
 function(lockstep_cuda_part name)
   set(part lockstep_${name}_cuda)
   add_library(${part} MODULE ${ARGN})
@@ -68,7 +68,7 @@ function(lockstep_cuda_part name)
   install(TARGETS ${part} LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 endfunction()
 
-# Whatever runs on a GPU by itself must find the libraries above.
+# Programs that run on a GPU must find the libraries above.
 function(lockstep_needs_cuda_parts target)
   get_property(parts GLOBAL PROPERTY LOCKSTEP_CUDA_PARTS)
   if(parts)
@@ -76,20 +76,20 @@ function(lockstep_needs_cuda_parts target)
   endif()
 endfunction()
 
-# Makes "lockstep/<room>/<header>" name the headers of a room, and of the sub-rooms listed.
+# Makes "lockstep/<room>/<header>" resolve to the headers of a room and of the given sub-rooms.
 function(lockstep_link_headers room)
   set(folder "${LOCKSTEP_INCLUDE_DIR}/lockstep/${room}")
   if(NOT ARGN)
     file(CREATE_LINK "${CMAKE_CURRENT_SOURCE_DIR}" "${folder}" SYMBOLIC)
     return()
   endif()
-  if(IS_SYMLINK "${folder}")  # of a time when the room had no sub-rooms
+  if(IS_SYMLINK "${folder}")  # left from when the room had no sub-rooms
     file(REMOVE "${folder}")
   endif()
   file(MAKE_DIRECTORY "${folder}")
   file(GLOB links LIST_DIRECTORIES false "${folder}/*.h")
   foreach(link IN LISTS links)
-    if(NOT EXISTS "${link}")  # its header has gone, or stands in another sub-room
+    if(NOT EXISTS "${link}")  # its header was removed, or moved to another sub-room
       file(REMOVE "${link}")
     endif()
   endforeach()
@@ -103,22 +103,22 @@ function(lockstep_link_headers room)
   endforeach()
 endfunction()
 
-# What a target uses that must not see libtorch: our headers, and fmt alone out of the wheel.
+# The includes of a target that must not see libtorch: our headers, and only fmt from the wheel.
 function(lockstep_pure_includes target)
   target_include_directories(${target} PUBLIC
     "${LOCKSTEP_INCLUDE_DIR}" "${LOCKSTEP_GENERATED_DIR}")
   target_link_libraries(${target} PUBLIC lockstep_fmt)
 endfunction()
 
-# All targets on libtorch share one precompiled header.
+# All targets that use libtorch share one precompiled header.
 function(lockstep_precompile target)
   if(LOCKSTEP_PRECOMPILE)
     target_precompile_headers(${target} REUSE_FROM lockstep_precompiled)
   endif()
 endfunction()
 
-# Compiles the sources of a target `batch` at a time, all as one with 0: what libtorch's headers cost
-# each time exceeds what most sources cost themselves.
+# Compiles the sources of a target in batches of `batch` (0: all in one): libtorch's headers take
+# longer to compile than most sources.
 function(lockstep_unity target batch)
   set_target_properties(${target} PROPERTIES
     UNITY_BUILD ${LOCKSTEP_UNITY} UNITY_BUILD_BATCH_SIZE ${batch})

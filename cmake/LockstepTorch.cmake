@@ -1,10 +1,10 @@
-# Makes the imported targets lockstep::torch and lockstep::torch_cuda from a libtorch as the PyPI
-# wheel lays it out. Used by the build and by the installed package alike; torch's own CMake files
-# are not used, because they need a CUDA toolkit and hide the system's protobuf.
+# Makes the imported targets lockstep::torch and lockstep::torch_cuda from a libtorch in the layout
+# of the PyPI wheel. The build and the installed package use it. torch's own CMake files are not
+# used, because they need a CUDA toolkit and hide the system's protobuf.
 #
-#   LOCKSTEP_TORCH_ROOT   the folder `torch` of the wheel. Where it is not set: .venv of the source
+#   LOCKSTEP_TORCH_ROOT   the folder `torch` of the wheel. If it is not set: .venv of the source
 #                         tree, then LOCKSTEP_TORCH_CANDIDATES, which the package sets, then the
-#                         python3 of the path.
+#                         python3 in PATH.
 #   LOCKSTEP_TORCH_CUDA   also make lockstep::torch_cuda, for sources that use CUDA themselves (set
 #                         by the build)
 include_guard(GLOBAL)
@@ -65,7 +65,7 @@ if(NOT TARGET lockstep::torch)
     target_compile_definitions(lockstep::torch_cuda INTERFACE USE_C10D_NCCL)
     target_include_directories(lockstep::torch_cuda SYSTEM INTERFACE
       "${_wheels}/cu13/include" "${_wheels}/nccl/include")
-    # Registrations, too: a program may name no symbol of it.
+    # Keep the library for its registrations, even if a program uses no symbol of it.
     target_link_options(lockstep::torch_cuda INTERFACE "LINKER:--no-as-needed")
     target_link_libraries(lockstep::torch_cuda INTERFACE lockstep::torch
       "${LOCKSTEP_TORCH_ROOT}/lib/libtorch_cuda.so" "${LOCKSTEP_TORCH_ROOT}/lib/libc10_cuda.so"

@@ -11,12 +11,12 @@
 namespace lockstep::kernels {
 namespace {
 
-/// fp32 master weights on the CPU.
+/// The operands of an update of fp32 master weights on the CPU.
 struct AdamWOperands {
   float* p;
   FloatBlocks g, m, v, low;
 
-  /// Whether bf16 weights are all that is converted, which the loop does itself.
+  /// Whether only weights are converted, to bf16; the loop does this itself.
   bool copies_alone() const {
     return g.is_float() && m.is_float() && v.is_float() && low.bf16() != nullptr;
   }
@@ -31,7 +31,7 @@ struct AdamWOperands {
     run_blocks(start, end, scalars);
   }
 
-  /// Block by block, so that what is converted is in the cache.
+  /// Runs block by block, so that converted values stay in the cache.
   void run_blocks(int64_t start, int64_t end, const AdamWScalars& scalars) const {
     FloatBlocks::Scratch wide_g, wide_m, wide_v;
     const int64_t block = converts() ? FloatBlocks::kBlock : end - start;

@@ -15,7 +15,7 @@ struct AdamWOperands {
   DeviceValues g, m, v, low;
 };
 
-/// What follows from the numbers in `control`; rounded step by step, as on the host.
+/// Sets the coefficients that depend on `control`; rounded step by step, as on the host.
 template <class T>
 __device__ void take_from(const double* control, Coefficients<T>& c) {
   const double rate = control[2], decay = control[3];

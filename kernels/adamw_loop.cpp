@@ -25,8 +25,8 @@ struct Coefficients {
       step_size;
 };
 
-// Elements. The hardware keeps too few reads under way, and none across pages, so memory is asked
-// for early, and taken into the nearest cache shortly before its use.
+// In elements. The hardware keeps too few reads under way, and none across pages, so memory is
+// prefetched early, and into the nearest cache shortly before its use.
 constexpr int64_t kFar = 1024, kNear = 128;
 constexpr int64_t kStep = 16;  // at least one cache line of each operand
 
@@ -36,7 +36,7 @@ inline __attribute__((always_inline)) void fetch(const T* operand) {
   __builtin_prefetch(operand + kNear);
 }
 
-/// `low`: null, or gets the weights in bf16.
+/// `low` gets the weights in bf16, or is null.
 template <bool kCopies, class T>
 inline __attribute__((always_inline)) void run(T* __restrict p, const T* __restrict g,
                                                T* __restrict m, T* __restrict v,

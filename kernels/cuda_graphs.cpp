@@ -7,7 +7,7 @@ namespace {
 
 class CudaDeviceGraph final : public DeviceGraph {
  public:
-  // Thread-local: c10d's watchdog may ask for events while this thread records.
+  // Thread-local: c10d's watchdog may query events while this thread records.
   void begin_capture() override {
     graph_.capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
   }

@@ -37,7 +37,7 @@ bool has_device_graphs(c10::DeviceType type);
 /// UsageError if devices of `type` have no graphs.
 std::unique_ptr<DeviceGraph> make_device_graph(c10::DeviceType type);
 
-/// For a device type other than CUDA, before its first use.
+/// Registers graphs for a device type other than CUDA, before its first use.
 void register_device_graphs(c10::DeviceType type, MakeDeviceGraph make);
 
 /// CUDA's; empty if CUDA is not loaded, see cuda_libraries.h.

@@ -72,7 +72,7 @@ const DeviceKernels& device_kernels(const char* kernel, c10::DeviceType type);
 /// The same; null if there are none.
 const DeviceKernels* find_device_kernels(c10::DeviceType type);
 
-/// For a device type other than CUDA, before its first use.
+/// Registers kernels for a device type other than CUDA, before its first use.
 void register_device_kernels(c10::DeviceType type, const DeviceKernels& kernels);
 
 /// Our CUDA kernels; all null if CUDA is not loaded, see cuda_libraries.h.

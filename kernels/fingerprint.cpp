@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kWord = 4;
 constexpr int64_t kBlock = 1 << 16;  ///< bytes that a thread takes at once
-constexpr int64_t kPiece = 1 << 24;  ///< bytes that operators take at once, for their results' sake
+constexpr int64_t kPiece = 1 << 24;  ///< bytes that operators take at once; bounds their results
 
 at::Tensor bytes_of(const at::Tensor& tensor) {
   require<UsageError>(tensor.is_contiguous(), "fingerprint: found a tensor that is not contiguous");
@@ -34,7 +34,7 @@ at::Tensor fingerprint(const at::Tensor& tensor) {
   const at::Tensor bytes = bytes_of(tensor);
   const auto* const memory = bytes.const_data_ptr<uint8_t>();
   const int64_t size = bytes.numel();
-  std::atomic<uint64_t> sum = 0;  // of integers, so that the order does not matter
+  std::atomic<uint64_t> sum = 0;  // an integer sum, so the order does not matter
   parallel_for(0, ceil_div(size, kBlock), 16, [&](int64_t begin, int64_t end) {
     const int64_t first = begin * kBlock, last = std::min(size, end * kBlock);
     sum += fingerprint_loop(memory + first, last - first, first / kWord);

@@ -14,7 +14,7 @@ namespace {
 constexpr int kFingerprintThreads = 256, kWarpLanes = 32;
 constexpr int64_t kMostFingerprintBlocks = 2048;
 
-/// The order of a sum of integers does not matter, so blocks add theirs as they end.
+/// The order of an integer sum does not matter, so each block adds its own as it ends.
 __global__ void fingerprint_kernel(const unsigned char* memory, int64_t bytes,
                                    unsigned long long* result) {
   const int64_t lanes = int64_t{gridDim.x} * kFingerprintThreads;

@@ -13,8 +13,8 @@ using Lanes = uint64_t __attribute__((vector_size(64)));
 constexpr int64_t kLanes = sizeof(Lanes) / sizeof(uint64_t);
 constexpr int64_t kWord = sizeof(uint32_t);
 constexpr int64_t kRow = sizeof(Lanes) / kWord;  ///< words
-constexpr int64_t kAhead = 4096;                 ///< bytes; the hardware fetches none across pages
-constexpr int64_t kPeriod = int64_t{1} << 31;    ///< words until the multipliers begin again
+constexpr int64_t kAhead = 4096;                 ///< bytes; no hardware prefetch crosses pages
+constexpr int64_t kPeriod = int64_t{1} << 31;    ///< words until the multipliers repeat
 
 uint64_t term(const unsigned char* memory, int64_t bytes, uint32_t multiplier) {
   uint32_t word = 0;
@@ -24,8 +24,8 @@ uint64_t term(const unsigned char* memory, int64_t bytes, uint32_t multiplier) {
 
 uint32_t multiplier_of(int64_t word) { return static_cast<uint32_t>(word) * 2 + 1; }
 
-/// Of `rows` rows within a period; `start` is the first word's multiplier. Without multiplications
-/// in the loop: the sum over rows of what a column has so far counts row r (rows - r) times.
+/// The sum over `rows` rows within a period; `start` is the first word's multiplier. The loop needs
+/// no multiplications: adding up, in each row, a column's sum so far counts row r (rows - r) times.
 LOCKSTEP_VECTOR_CLONES
 uint64_t rows_loop(const unsigned char* memory, int64_t rows, uint32_t start) {
   Lanes both{}, high{}, sums_of_both{}, sums_of_high{};
@@ -51,7 +51,7 @@ uint64_t rows_loop(const unsigned char* memory, int64_t rows, uint32_t start) {
   return sum;
 }
 
-/// Of words within a period, from number `first` on.
+/// The sum over words within a period, from word `first` on.
 uint64_t words_loop(const unsigned char* memory, int64_t words, int64_t first) {
   const int64_t rows = words / kRow;
   uint64_t sum = rows_loop(memory, rows, multiplier_of(first));

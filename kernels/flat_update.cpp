@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kShortControl = 2;
 
-/// What both updates read alike; false if the step is to be left out.
+/// Reads the values that both updates use; returns false if the step is to be skipped.
 template <class Scalars>
 bool read_changing(const StepControl& control, Scalars& scalars) {
   if (!control.defined()) return true;

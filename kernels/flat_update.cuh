@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: what the CUDA kernels of flat updates have in common.
+// Internal: the common parts of the CUDA kernels of flat updates.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -22,7 +22,7 @@ constexpr int kUpdateThreads = 256;
 constexpr int kElementsPerThread = 8;
 constexpr int64_t kElementsPerBlock = int64_t{kUpdateThreads} * kElementsPerThread;
 
-/// A flat tensor in any storage; null data for an undefined one. The branch on its dtype is the
+/// A flat tensor in any storage; data is null for an undefined one. The branch on its dtype is the
 /// same for all threads.
 struct DeviceValues {
   void* data = nullptr;
@@ -68,8 +68,8 @@ struct DeviceValues {
   }
 };
 
-/// A segment as the device reads it. Blocks from `first_block` on update it, up to the first one of
-/// the next segment.
+/// A segment as the device reads it. The blocks from `first_block` up to the first block of the
+/// next segment update it.
 struct DeviceSegment {
   int64_t start, end, first_block;
 };
@@ -78,7 +78,7 @@ inline int64_t blocks_of(const UpdateSegment& segment) {
   return (segment.end - segment.start + kElementsPerBlock - 1) / kElementsPerBlock;
 }
 
-/// A row for each segment, as DeviceSegment.
+/// Uploads a row for each segment, laid out as a DeviceSegment.
 inline at::Tensor upload_segments(const std::vector<UpdateSegment>& segments, at::Device device) {
   at::Tensor host = at::empty({static_cast<int64_t>(segments.size()), 3}, at::kLong);
   auto* row = host.mutable_data_ptr<int64_t>();
@@ -130,7 +130,7 @@ __device__ void for_elements(const DeviceSegment* segments, int64_t num_segments
   }
 }
 
-/// The grad_scale of StepControl, or `grad_scale`; false if the step is to be left out.
+/// Takes `grad_scale` from StepControl, if there is one; false if the step is to be skipped.
 __device__ inline bool read_control(const double* control, double& grad_scale) {
   if (!control) return true;
   grad_scale = control[0];

@@ -14,7 +14,7 @@ namespace lockstep::kernels {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-/// Of a scale, so that it and its inverse are normal numbers of fp32.
+/// The largest scale for which it and its inverse are normal numbers in fp32.
 constexpr double kLargestScale = 0x1p100;
 
 double largest_number(at::ScalarType format) { return format == at::kFloat8_e5m2 ? 57344 : 448; }
@@ -27,7 +27,7 @@ at::Tensor reference_mm(const Fp8Matrix& a, const Fp8Matrix& b,
   return product;
 }
 
-/// Whether the kernel of x's device takes it.
+/// Whether the kernel of x's device accepts x.
 bool has_kernel(const at::Tensor& x) {
   const DeviceKernels* const kernels =
       x.is_cpu() ? nullptr : find_device_kernels(x.device().type());
@@ -57,7 +57,8 @@ at::Tensor fp8_scale(const at::Tensor& largest, at::ScalarType format, int64_t m
 
 Fp8Matrix to_fp8(const at::Tensor& x, at::ScalarType format, const at::Tensor& scale) {
   const double most = largest_number(format);
-  // The conversion makes infinity or NaN of what is too large. x - x is 0, or NaN of infinity.
+  // The conversion turns numbers that are too large into infinity or NaN. x - x is 0, or NaN for
+  // infinity.
   return {at::mul(x, scale).clamp_(-most, most).add_(x - x).to(format), scale.reciprocal()};
 }
 

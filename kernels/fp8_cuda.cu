@@ -14,19 +14,19 @@ namespace lockstep::kernels {
 namespace {
 
 constexpr int kPack = static_cast<int>(kFp8Multiple);
-constexpr int kTile = 64;  ///< rows and columns that a block turns
+constexpr int kTile = 64;  ///< rows and columns that a block transposes
 constexpr int kPacks = kTile / kPack;
-constexpr int kThreads = kTile * kPacks;  ///< each has a pack of a row, then one of a column
+constexpr int kThreads = kTile * kPacks;  ///< each takes a pack of a row, then one of a column
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffU;
 
-/// The larger of two absolute values; NaN, where one is. As integers their bits are in that order.
+/// The larger of two absolute values; NaN if one is. Their bits, as integers, have the same order.
 __device__ unsigned larger(unsigned a, unsigned b) { return a > b ? a : b; }
 
-/// x times `factor`, at most the largest number; NaN, where x is not finite.
+/// x times `factor`, at most the largest number; NaN if x is not finite.
 template <bool kWide>
 __device__ uint8_t to_number(float x, float factor) {
-  constexpr uint8_t kNan = 0x7f;  // of both formats
+  constexpr uint8_t kNan = 0x7f;  // in both formats
   const auto number =
       __nv_cvt_float_to_fp8(x * factor, __NV_SATFINITE, kWide ? __NV_E5M2 : __NV_E4M3);
   return isfinite(x) ? number : kNan;
@@ -41,11 +41,11 @@ __device__ void note_largest(unsigned own, unsigned* largest) {
 #pragma unroll
   for (int apart = kWarp / 2; apart > 0; apart /= 2)
     own = larger(own, __shfl_xor_sync(kAllLanes, own, apart));
-  // The result is the same in whichever order the warps come.
+  // The result does not depend on the order of the warps.
   if (threadIdx.x % kWarp == 0) atomicMax(largest, own);
 }
 
-/// One for all, or one for each row or column.
+/// One scale for all, or one for each row or column.
 struct Scales {
   const float* first;
   int row_step, column_step;
@@ -54,7 +54,7 @@ struct Scales {
 template <bool kWide, class T>
 __global__ void to_fp8_kernel(const T* x, Scales scales, unsigned* largest, uint8_t* values,
                               uint8_t* transposed, int64_t rows, int64_t width) {
-  // A column of the tile begins at a multiple of 16 bytes, in another bank than the one before.
+  // Each column of the tile begins at a multiple of 16 bytes, in another bank than the one before.
   __shared__ alignas(kPack) uint8_t tile[kTile][kTile + kPack];
   const int64_t first_row = int64_t{blockIdx.x} * kTile, first_column = int64_t{blockIdx.y} * kTile;
   const int line = threadIdx.x / kPacks, begin = threadIdx.x % kPacks * kPack;

@@ -16,7 +16,7 @@ struct Fp8Tensors {
   at::Tensor transposed;  ///< [width, rows] of the same; may be undefined
 };
 
-/// With libtorch's operators, on any device.
+/// Computes them with libtorch's operators, on any device.
 void to_fp8_by_operators(const Fp8Tensors& tensors);
 
 }  // namespace lockstep::kernels

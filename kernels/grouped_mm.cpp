@@ -11,7 +11,7 @@
 namespace lockstep::kernels {
 namespace {
 
-/// What the kernel of x's device gives; undefined where there is none for the operands.
+/// The result of the kernel of x's device; undefined if it has none for the operands.
 template <class Kernel>
 at::Tensor in_one_launch(Kernel DeviceKernels::*kernel, const at::Tensor& x, const at::Tensor& y,
                          const RowGroups& groups) {

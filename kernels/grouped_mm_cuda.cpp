@@ -8,7 +8,7 @@
 namespace lockstep::kernels {
 namespace {
 
-// libtorch's own fallback, for other GPUs, reads the groups on the host in every call.
+// On other GPUs, libtorch's own fallback reads the groups on the host in every call.
 bool has_grouped_kernel() {
   const int major = at::cuda::getCurrentDeviceProperties()->major;
   return major == 9 || major == 10;
@@ -37,12 +37,12 @@ at::Tensor grouped_rows_cuda(const at::Tensor& x, const at::Tensor& matrices,
 at::Tensor grouped_matrices_cuda(const at::Tensor& a, const at::Tensor& b, const at::Tensor& ends) {
   if (!fit(a, b, a.size(1), b.size(1), ends)) return {};
   const at::Tensor matrices = at::_grouped_mm(a.t(), b, ends);
-  // Those of empty groups are not zero on every GPU (pytorch #172439).
+  // The matrices of empty groups are not zero on every GPU (pytorch #172439).
   zero_empty_groups_cuda(matrices, ends);
   return matrices;
 }
 
-// Without atomics, whose order is another in every run. `unsafe`: the host does not look at ends.
+// Without atomics, whose order differs between runs. `unsafe`: the host does not check the ends.
 at::Tensor grouped_sums_cuda(const at::Tensor& x, const at::Tensor& none, const at::Tensor& ends) {
   (void)none;
   const at::Tensor starts = at::cat({at::zeros({1}, ends.options()), ends});

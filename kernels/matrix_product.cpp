@@ -15,11 +15,11 @@ namespace lockstep::kernels {
 namespace {
 
 constexpr char kVariable[] = "LOCKSTEP_ONEDNN";
-/// Below, what a call of oneDNN costs exceeds what it saves. Adding to a result is another pass
-/// over it, which a sum of few terms does not outweigh.
+/// Below these sizes a call of oneDNN costs more than it saves. Adding to a result is another pass
+/// over it, for which a sum of few terms does not make up.
 constexpr int64_t kMultiplications = int64_t{1} << 20, kAddedMultiplications = int64_t{1} << 22,
                   kLeastAddedTerms = 64;
-/// Of temporary memory, unless fewer rows than that fit.
+/// The size of temporary memory, unless fewer than kLeastRows rows fit.
 constexpr int64_t kTemporaryElements = int64_t{1} << 22, kLeastRows = 256;
 
 using Linear = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
@@ -52,7 +52,7 @@ bool onednn_wanted() {
   return text == "1";
 }
 
-/// That of oneDNN, where it multiplies.
+/// The operator of oneDNN, if oneDNN is to multiply.
 const std::optional<LinearOperator>& onednn() {
   static const std::optional<LinearOperator> found = onednn_wanted() ? find_onednn() : std::nullopt;
   return found;
@@ -69,20 +69,20 @@ bool adds_by_onednn(const at::Tensor& a, int64_t columns) {
          onednn_multiplies(a);
 }
 
-/// What oneDNN has fast code for: others take a thousand times as long.
+/// Makes a layout for which oneDNN has fast code: others take a thousand times as long.
 at::Tensor without_gaps(const at::Tensor& x) {
   const bool fits = x.is_contiguous() || (x.dim() == 2 && x.t().is_contiguous());
   return fits ? x : x.contiguous();
 }
 
-/// Whether oneDNN can add it; libtorch takes others, or says what is wrong with them.
+/// Whether oneDNN can add the bias; libtorch takes others, or says what is wrong with them.
 bool fits(const std::optional<at::Tensor>& bias, const at::Tensor& matrix) {
   return !bias || (bias->is_cpu() && bias->scalar_type() == at::kFloat && bias->dim() == 1 &&
                    bias->size(0) == matrix.size(0));
 }
 
 /// x matrix^T (+ bias). The operator reads a bias as if it were contiguous. It has no derivative:
-/// autograd's fallback for such ones would only box its arguments.
+/// autograd's fallback for such operators would only box its arguments.
 at::Tensor by_onednn(const at::Tensor& x, const at::Tensor& matrix,
                      const std::optional<at::Tensor>& bias = {}) {
   static const c10::List<std::optional<at::Scalar>> no_scalars;
@@ -92,7 +92,7 @@ at::Tensor by_onednn(const at::Tensor& x, const at::Tensor& matrix,
 }
 
 /// Calls visit(part of result, part of a) for some rows at a time. oneDNN copies a transposed `a`
-/// and gives what it computes in memory of its own.
+/// and returns its result in new memory.
 template <class Visit>
 void in_parts(const at::Tensor& result, const at::Tensor& a, Visit visit) {
   const int64_t count =

@@ -12,7 +12,7 @@
 namespace lockstep::kernels {
 namespace {
 
-/// fp32 master weights on the CPU.
+/// The operands of an update of fp32 master weights on the CPU.
 struct SgdOperands {
   float* p;
   FloatBlocks g, b, low;

@@ -11,7 +11,7 @@
 namespace lockstep::kernels {
 namespace {
 
-/// Sums blocks of fixed size, in parallel, and the blocks' sums in order.
+/// Sums blocks of fixed size in parallel, then the sums of the blocks in order.
 template <class T>
 double sum_of_squares_cpu(const T* x, int64_t n) {
   constexpr int64_t kBlock = 1 << 14;

@@ -13,13 +13,13 @@ namespace lockstep::kernels {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMaxBlocks = 1024;  // depends on nothing, so that the order of the sum is fixed
+constexpr int kMaxBlocks = 1024;  // a constant, so that the order of the sum is fixed
 
 __device__ double value(float x) { return x; }
 __device__ double value(double x) { return x; }
 __device__ double value(__nv_bfloat16 x) { return __bfloat162float(x); }
 
-/// Adds the threads' sums of a block, pairwise; thread 0 has the result.
+/// Adds the sums of a block's threads pairwise; thread 0 has the result.
 __device__ double add_threads(double sum) {
   __shared__ double shared[kThreads];
   shared[threadIdx.x] = sum;

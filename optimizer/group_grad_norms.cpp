@@ -25,7 +25,7 @@ std::vector<std::string> names_of_groups(const Optimizer& optimizer) {
   return names;
 }
 
-/// Those of all ranks.
+/// The names on all ranks; the first of `own` comes first.
 std::vector<std::string> gathered(const ParallelState& state, const std::vector<std::string>& own) {
   constexpr const char* kLabel = "parameter groups";
   std::string mine;

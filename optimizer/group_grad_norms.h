@@ -19,7 +19,7 @@ class GroupGradNorms {
   /// object.
   explicit GroupGradNorms(const Optimizer& optimizer);
 
-  /// As name_of() names a ParamGroup; the same on all ranks, "default" first.
+  /// The groups' names, as name_of() makes them; the same on all ranks, "default" first.
   const std::vector<std::string>& names() const { return names_; }
 
   /// fp64 [names] on the device of the models, the same bits on all ranks, of final gradients,

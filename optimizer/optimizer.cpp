@@ -40,7 +40,7 @@ bool has_whole_matrices(const std::vector<DistributedDataParallel*>& models) {
   return any_buffer(models, [](auto& buffer) { return buffer.holds_whole_matrices(); });
 }
 
-/// In the order of the buffers.
+/// The parameters in the order of the buffers.
 std::vector<NamedParameter> params_of(const std::vector<DistributedDataParallel*>& models) {
   std::vector<NamedParameter> params;
   for (const DistributedDataParallel* model : models)
@@ -97,7 +97,7 @@ bool exceeds(double norm, const Optimizer::StepLimits& limits) {
   return norm > limits.grad_norm || (limits.skip.defined() && limits.skip.item<bool>());
 }
 
-/// `control`, whose second number is 0 where `limits` skip the step, too; decided on the device.
+/// `control`, with 0 as its second number if `limits` skip the step too; decided on the device.
 kernels::StepControl within_limits(const kernels::StepControl& control, const at::Tensor& norm,
                                    const Optimizer::StepLimits& limits) {
   if (!limits.are_set()) return control;
@@ -235,7 +235,7 @@ Optimizer::StepResult Optimizer::finish_step(const double* numbers, bool beyond_
     const at::NoGradGuard no_grad;
     const TraceScope scope([] { return "optimizer step on the host"; });
     const kernels::StepControl control = step_control(result.grad_norm, config_, loss_scale());
-    const bool planned = models_.front()->parallel_state().device().is_meta();  // has no host
+    const bool planned = models_.front()->parallel_state().device().is_meta();  // it has no host
     update(planned ? control.to(at::kMeta) : control);
   }
   scaler_->update(!std::isfinite(result.grad_norm));
@@ -258,7 +258,7 @@ void Optimizer::upload_numbers() {
 }
 
 void Optimizer::update(const kernels::StepControl& control) {
-  auto first = states_.begin();  // of a model
+  auto first = states_.begin();  // of the model
   for (DistributedDataParallel* model : models_) {
     model->update_params([&](size_t buffer, size_t range) {
       first[static_cast<int64_t>(buffer)].step(range, groups_, config_.weight_decay, num_steps_ + 1,

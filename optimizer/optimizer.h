@@ -93,14 +93,14 @@ struct OptimizerProgress {
 ///     optimizer.apply_master_weights();  // or reload_model_params(), if only weights were loaded
 class Optimizer {
  public:
-  /// What step() did.
+  /// The result of step().
   struct StepResult {
     double grad_norm = 0;  ///< of the whole model, without the loss scale, before clipping
     bool skipped = false;  ///< the step changed nothing because of the norm; see skips_step()
     std::optional<int64_t> num_zeros = {};  ///< with optimizer.log_num_zeros_in_grad: count_zeros()
   };
 
-  /// What else skips a step, the same on all ranks.
+  /// Further reasons to skip a step, the same on all ranks.
   struct StepLimits {
     /// Skips the step if the gradient norm of the whole model is larger.
     double grad_norm = std::numeric_limits<double>::infinity();
@@ -183,9 +183,9 @@ class Optimizer {
   void set_learning_rate(size_t group, double value);
   /// Sets the weight decay of all groups: each group gets `value` times its wd_mult.
   void set_weight_decay(double value);
-  /// Of the first group.
+  /// The learning rate of the first group.
   double learning_rate() const { return groups_.front().lr; }
-  /// Of groups with a wd_mult of 1.
+  /// The weight decay of groups with a wd_mult of 1.
   double weight_decay() const { return config_.weight_decay; }
 
   /// Steps made; skipped ones do not count.

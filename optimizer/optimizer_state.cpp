@@ -16,8 +16,8 @@ at::Tensor slice(const at::Tensor& tensor, const ElementRange& range) {
   return tensor.defined() ? tensor.slice(0, range.start, range.end) : tensor;
 }
 
-/// Gives `visit` the index of each parameter of `buffer` that lies in `owned` and the part that
-/// does, in coordinates of the buffer.
+/// Calls `visit` with the index of each parameter of `buffer` that overlaps `owned` and the
+/// overlapping range, in coordinates of the buffer.
 template <class Visit>
 void visit_owned(const ParamAndGradBuffer& buffer, const ElementRange& owned, Visit visit) {
   for (const ParamLayout::Bucket& bucket : buffer.layout().buckets) {
@@ -30,7 +30,7 @@ void visit_owned(const ParamAndGradBuffer& buffer, const ElementRange& owned, Vi
   }
 }
 
-/// The dtype of what a rule keeps beside weights of dtype `weights`.
+/// The dtype of the state that a rule keeps for weights of dtype `weights`.
 at::ScalarType dtype_of(const UpdateState& kept, at::ScalarType weights,
                         const UpdateStatement& rule) {
   if (kept.dtype == StateDtype::fp32) return weights;
@@ -68,7 +68,7 @@ OptimizerState::OptimizerState(const ParamAndGradBuffer& buffer,
 void OptimizerState::allocate(at::ScalarType dtype) {
   const int64_t numel = buffer_->owned_numel();
   const at::TensorOptions of_device = buffer_->param_data().options();
-  const bool on_host = offloaded_ && !buffer_->param_data().is_meta();  // a planned one has no host
+  const bool on_host = offloaded_ && !buffer_->param_data().is_meta();  // planned: has no host
   const at::TensorOptions options = on_host ? of_device.device(at::kCPU) : of_device;
   const at::ScalarType wide = is_narrow(dtype) ? at::kFloat : dtype;
   const auto zeros = [&](at::ScalarType of) { return flat_zeros(numel, options.dtype(of)); };
@@ -105,8 +105,8 @@ UpdateRange OptimizerState::views_of(const ElementRange& in_buffer, int64_t star
   return views;
 }
 
-/// Ranges of `owned` that hold parameters, counted from its start, neighbours of one group merged.
-/// A gap that lies inside a range is zero in gradient and parameter, and stays so.
+/// The ranges of `owned` that hold parameters, relative to its start; neighbours of one group are
+/// merged. A gap inside a range has zero gradients and parameters, which stay zero.
 OptimizerState::Segments OptimizerState::segments_of(const ElementRange& owned) const {
   std::map<size_t, std::vector<kernels::UpdateSegment>> segments;
   std::optional<size_t> last;
@@ -215,7 +215,7 @@ void OptimizerState::read_params() {
 }
 
 void OptimizerState::note_change() {
-  // Reads go on side by side, locked increments wait for each other's memory.
+  // The reads run in parallel; locked increments would wait for each other's memory.
   for (const NamedParameter& param : buffer_->params()) param.tensor._version();
   for (const NamedParameter& param : buffer_->params())
     param.tensor.unsafeGetTensorImpl()->bump_version();

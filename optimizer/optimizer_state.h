@@ -18,7 +18,8 @@
 
 namespace lockstep {
 
-/// Whether the state is offloaded, and the rule writes all elements of the parameters in each step.
+/// Whether the state is offloaded, and if so, whether the rule writes all elements of the
+/// parameters in each step.
 enum class Offload { none, writes_all, may_leave_some };
 
 /// Flat tensors of buffer.owned_numel() elements, the ranges of buffer.owned() one after the other.
@@ -65,7 +66,7 @@ class OptimizerState {
     std::string name;
     at::Tensor tensor;
   };
-  /// Of each group that has parameters there.
+  /// The segments of each group that has parameters there.
   using Segments = std::map<size_t, kernels::UpdateSegments>;
   /// One of the ranges that buffer.owned() lists. Segments count from its start.
   struct Piece {
@@ -74,7 +75,7 @@ class OptimizerState {
     Segments segments;
   };
 
-  /// Those tensors that exist.
+  /// The tensors that exist.
   std::vector<Named> tensors() const;
   /// Views of a range of the buffer and of the state, without segments and numbers.
   UpdateRange views_of(const ElementRange& in_buffer, int64_t start_in_state) const;

@@ -1,4 +1,4 @@
-# What packaging/deb.py asks of CPack, which it also gives the files and the version.
+# CPack's settings for packaging/deb.py, which adds the files and the version.
 set(CPACK_PACKAGE_NAME lockstep)
 set(CPACK_PACKAGE_FILE_NAME lockstep)
 set(CPACK_PACKAGE_VENDOR Lockstep)

@@ -1,7 +1,7 @@
-"""Makes a Debian package for CPUs of a build folder: python packaging/deb.py BUILD DIST
+"""Makes a Debian package for CPUs from a build folder: python packaging/deb.py BUILD DIST
 
-The package holds the tree of the wheel, without the libraries that use CUDA, and beside it the part
-of libtorch that training on CPUs needs, in /usr/lib/lockstep."""
+The package holds the wheel's tree without the libraries that use CUDA, and next to it the part of
+libtorch that training on CPUs needs, in /usr/lib/lockstep."""
 
 import gzip
 import pathlib
@@ -12,15 +12,15 @@ import tempfile
 from stage import SOURCE, build_and_dist, elf_files, fail, needed, run
 
 HOME = "usr/lib/lockstep"
-# Where find_package(Lockstep) looks, which does not know HOME.
+# Where find_package(Lockstep) looks; it does not know HOME.
 PACKAGE = "usr/lib/cmake/Lockstep"
 INCLUDE = 'include("${{CMAKE_CURRENT_LIST_DIR}}/../../lockstep/lockstep/lib/cmake/Lockstep/{}")\n'
-# Debian has it, and one process must not load two.
+# Debian has this library, and a process must not load two copies of it.
 OF_DEBIAN = {"libgomp.so.1"}
 
 
 def copy_libtorch(build, packages):
-    """libtorch's headers, and those of its libraries to which the programs lead."""
+    """Copies libtorch's headers, and all of its libraries that the programs need."""
     wheels = build.torch.parent
     folders = [build.torch / "lib", *sorted((wheels / "nvidia").glob("*/lib"))]
     todo, seen = list(elf_files(packages)), set(OF_DEBIAN)
@@ -52,7 +52,7 @@ def copy_documents(build, packages, root):
 
 
 def write_root(build, root):
-    """The file system of the package."""
+    """Writes the file system of the package."""
     packages = root / HOME
     build.install(packages, cuda=False)
     copy_libtorch(build, packages)
@@ -69,8 +69,8 @@ def write_root(build, root):
 
 
 def debian_packages(temporary, root):
-    """What the programs and libraries take of Debian's packages. CPack would ask `file` about each
-    of libtorch's ten thousand headers first, which takes longer than everything else."""
+    """Returns the Debian packages that the programs and libraries depend on. CPack would first run
+    `file` on each of libtorch's ten thousand headers, which takes longer than all the rest."""
     files = list(elf_files(root / HOME))
     control = pathlib.Path(temporary, "debian/control")
     control.parent.mkdir()

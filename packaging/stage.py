@@ -1,6 +1,6 @@
-"""What the wheel and the Debian package share: the installed tree in the layout of a folder of Python
-packages, where libtorch's folders `torch` and `nvidia` stand beside ours, `lockstep`. Programs and
-libraries find each other and libtorch by paths that begin where they stand themselves."""
+"""Code that the wheel and the Debian package share. Both hold the installed tree in the layout of a
+folder of Python packages: libtorch's folders `torch` and `nvidia` lie next to ours, `lockstep`.
+Programs and libraries find each other and libtorch by paths relative to their own place."""
 
 import argparse
 import os
@@ -10,14 +10,14 @@ import subprocess
 import sys
 
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
-# Of every program and library, which all stand two folders below that of the packages.
+# For every program and library. All lie two folders below the folder of the packages.
 RPATH = "$ORIGIN/../lib:$ORIGIN/../../torch/lib:$ORIGIN/../../nvidia/cu13/lib"
 
-# Of LockstepConfig.cmake, in a build with CUDA.
+# A line of LockstepConfig.cmake in a build with CUDA.
 WITH_CUDA = "set(LOCKSTEP_TORCH_CUDA ON)"
 
 
-# The tools of .venv, wherever this is called from.
+# Finds the tools of .venv, wherever this is called from.
 os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
@@ -30,7 +30,7 @@ def run(*command, **options):
 
 
 def build_and_dist(description):
-    """The Build and the folder of results that the command line names; makes the folder."""
+    """Returns the Build and the output folder that the command line names; creates the folder."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("build", metavar="BUILD")
     parser.add_argument("dist", metavar="DIST", type=pathlib.Path)
@@ -41,7 +41,7 @@ def build_and_dist(description):
 
 
 class Build:
-    """What a build folder was configured as."""
+    """The configuration of a build folder."""
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder).resolve()
@@ -64,7 +64,7 @@ class Build:
         return found[1] if found else ""
 
     def install(self, packages, cuda=True):
-        """Installs into `packages`/lockstep, unless `cuda` without the libraries that use CUDA;
+        """Installs into `packages`/lockstep, without the libraries that use CUDA unless `cuda`;
         returns that folder."""
         prefix = packages / "lockstep"
         run("cmake", "--install", self.folder, "--prefix", prefix, "--strip",
@@ -91,7 +91,7 @@ def elf_files(folder):
 
 
 def needed(file):
-    """The libraries that an ELF file names."""
+    """Returns the libraries that an ELF file needs."""
     output = run("readelf", "--dynamic", "--wide", file, stdout=subprocess.PIPE,
                  env=os.environ | {"LC_ALL": "C"}).stdout
     return re.findall(r"\(NEEDED\)\s+Shared library: \[(.*)\]", output)

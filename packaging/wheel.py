@@ -1,8 +1,8 @@
-"""Makes a wheel of a build folder: python packaging/wheel.py BUILD DIST
+"""Makes a wheel from a build folder: python packaging/wheel.py BUILD DIST
 
-The wheel depends on the torch that it was built against, whose libraries it uses; auditwheel copies
-in what else a bare Linux lacks (libprotobuf, libutf8proc, libzstd), and names the oldest glibc that
-can run it. One wheel serves every Python 3, because no Python runs in the programs."""
+The wheel depends on the torch that it was built against and uses its libraries. auditwheel copies
+in the other libraries that a bare Linux lacks (libprotobuf, libutf8proc, libzstd), and determines
+the oldest glibc that can run it. One wheel serves every Python 3: the programs run no Python."""
 
 import pathlib
 import shutil
@@ -12,9 +12,9 @@ import tempfile
 
 from stage import SOURCE, build_and_dist, fail, run
 
-# The libraries of the wheels that torch depends on.
+# The libraries in the wheels that torch depends on.
 OF_TORCH = ["libtorch*", "libc10*", "libcudart*", "libgomp*", "libnccl*"]
-# Debian's packages of the libraries that auditwheel copies in.
+# The Debian packages of the libraries that auditwheel copies in.
 COPIED_IN = ["libprotobuf32", "libutf8proc2", "libzstd1"]
 
 
@@ -25,7 +25,7 @@ def describe(build):
 
 
 def write_project(build, folder):
-    """The project that setuptools makes a wheel of, around the installed tree."""
+    """Writes the project that setuptools makes a wheel from, around the installed tree."""
     shutil.copytree(SOURCE / "packaging/python", folder, dirs_exist_ok=True,
                     ignore=shutil.ignore_patterns("__pycache__"))
     build.install(folder)

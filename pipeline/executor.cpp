@@ -44,7 +44,7 @@ int64_t now() {
       .count();
 }
 
-/// Of a step of `rank`.
+/// The label of a step of `rank`; unset if it transfers nothing.
 std::optional<TransferLabel> label_of(const PipelineStep& step, const PipelineSchedule& schedule,
                                       int64_t rank) {
   if (step.kind == PipelineStep::Kind::compute) return std::nullopt;
@@ -61,8 +61,8 @@ void run_backward(const Edge& output, const at::Tensor& grad) {
                                                         /*accumulate_grad=*/true);
 }
 
-/// Lets the backwards of its life leave weight gradients for later. Afterwards there is nothing
-/// left of that, also if one failed.
+/// While this lives, backwards may leave weight gradients for later. Afterwards none of these are
+/// left, even if a backward failed.
 class Deferring {
  public:
   Deferring(DeferredGradients* deferred, bool on) : deferred_(deferred) {
@@ -95,7 +95,7 @@ class PipelineExecutor::Run {
         rank_(plan.group.rank()),
         loads_kernels_(first && !plan.device.is_cpu() && !plan.device.is_meta()),
         sends_(sends) {}
-  /// What was not sent looks at this run.
+  /// Drops unsent messages, because they refer to this run.
   ~Run() { sends_.drop(); }
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
@@ -191,7 +191,7 @@ class PipelineExecutor::Run {
     return input;
   }
 
-  /// Hands the output of `task` to the task that waits for it.
+  /// Passes the output of `task` on to the task that waits for it.
   void pass_on(const PipelineTask& task, const at::Tensor& output) {
     const auto consumer = plan_.schedule.consumer_of(rank_, task);
     if (!consumer) return;
@@ -282,8 +282,8 @@ class PipelineExecutor::Run {
   const Plan& plan_;
   const std::vector<PipelineStage>& stages_;
   const int64_t rank_;
-  /// Loading a kernel may wait for all that runs, so for receives too. In the order of the steps
-  /// nothing locks up although transfers block. A planned rank shows what later runs do.
+  /// Loading a kernel may wait for everything that runs, so for receives too. In the order of the
+  /// steps nothing deadlocks, even if transfers block. A planned rank shows what later runs do.
   const bool loads_kernels_;
   std::map<Key, IncomingTensor> inbox_;                        ///< by the task that takes it
   std::map<Key, at::Tensor> outbox_;                           ///< by the task that made it

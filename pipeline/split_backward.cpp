@@ -27,7 +27,7 @@ variable_list run_engine(const edge_list& roots, const variable_list& grads, boo
       roots, grads, /*keep_graph=*/true, /*create_graph=*/false, accumulate, outputs);
 }
 
-/// Nodes below `root`, each before those that its gradients go to.
+/// `root` and the nodes below it, each before those that receive its gradients.
 std::vector<Node*> nodes_in_order(Node* root) {
   std::vector<Node*> finished;
   std::unordered_set<Node*> seen = {root};

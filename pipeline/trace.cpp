@@ -15,7 +15,7 @@ int row_of(TraceEvent::Kind kind) {
   return kind == TraceEvent::Kind::receive ? 2 : 0;
 }
 
-/// Bytes that are no UTF-8 are replaced.
+/// Bytes that are not UTF-8 are replaced.
 std::string quoted(const std::string& text) {
   using Json = nlohmann::json;
   return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);

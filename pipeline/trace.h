@@ -8,8 +8,7 @@
 
 namespace lockstep {
 
-/// What a rank of a pipeline did from `begin` to `end`, in nanoseconds of std::chrono's steady
-/// clock.
+/// An action of a pipeline rank from `begin` to `end`, in ns of std::chrono's steady clock.
 struct TraceEvent {
   /// task: a stage ran. wait: the rank was idle, waiting for an input. send: from the start of a
   /// transfer until the other side had the tensor. receive: from when the rank was ready for an
@@ -34,7 +33,7 @@ class PipelineTrace {
   /// Sorted by begin.
   std::vector<TraceEvent> events() const;
 
-  /// In the format of chrome://tracing and Perfetto: a process for each rank, with one row for
+  /// Writes the format of chrome://tracing and Perfetto: a process for each rank, with one row for
   /// tasks and waits, one for sends and one for receives. Times count from the first event.
   void write_chrome_trace(std::ostream& out) const;
 

@@ -52,37 +52,37 @@ class Activations {
             config_.distribute_saved_activations ? config.parallel.tensor_model_parallel_size : 1) {
   }
 
-  /// `number` counts over the whole model.
+  /// `number`: that of the layer in the whole model.
   int64_t layer(int64_t number) const {
     return sum(norm(), config_.multi_latent_attention ? latent_attention() : attention(), norm(),
                has_experts(config_, number) ? experts() : feed_forward(widths_.ffn), adapters());
   }
-  /// What backward computes again of a layer with selective recomputation.
+  /// The part of a layer that backward computes again with selective recomputation.
   int64_t attention_core() const { return attention_weights(); }
-  /// What a recomputed layer keeps of its input.
+  /// The part of its input that a recomputed layer keeps.
   int64_t layer_input() const {
     return product(own_tokens_, config_.hidden_size / saved_parts_, element_);
   }
 
-  /// Whether that waits in the host's memory.
+  /// Whether kept activations wait in host memory.
   bool offloads() const { return config_.offload_activations && on_cuda_; }
 
-  /// What the pipeline keeps of a stage's input, which recomputed layers share unless they keep
-  /// parts, or copies on the host.
+  /// The part of a stage's input that the pipeline keeps. Recomputed layers share it unless they
+  /// keep parts, or copies on the host.
   int64_t stage_input() const {
     return saved_parts_ == 1 && !offloads() ? 0 : product(tokens_, config_.hidden_size, element_);
   }
 
   int64_t embedding() const { return token_ids(); }
-  /// The logits, or chunk by chunk none of them; of each token the sums and the loss.
+  /// The logits, or none of them if computed in chunks; for each token the sums and the loss.
   int64_t output() const {
     const int64_t sums = config_.label_smoothing > 0 ? 4 : 3;
     return sum(norm(), kept_logits(), product(sums + 1, tokens_, wide_), token_ids());
   }
-  /// They are free before backward reaches the layers.
+  /// The logits that are kept; they are freed before backward reaches the layers.
   int64_t kept_logits() const { return chunk_ ? 0 : logits(tokens_); }
-  /// The gradient of the rows of the word embeddings; of a table that is the output layer's, too,
-  /// both ways' are there at a time unless the products add theirs to the buffer.
+  /// The gradient of the rows of the word embeddings. If the table is also the output layer's, both
+  /// gradients exist at a time unless the products add theirs to the buffer.
   int64_t table_gradient() const {
     return lora_.rank ? 0 : product(widths_.vocabulary, config_.hidden_size, element_);
   }
@@ -90,19 +90,19 @@ class Activations {
     const bool in_place = chunk_ || wider_buffers_;
     return config_.untie_embeddings_and_output_weights || in_place ? 0 : table_gradient();
   }
-  /// What backward needs for the output: the gradient of its input, with sequence parallelism of
-  /// all ranks' terms; in chunks, the logits of one, and the input of all ranks.
+  /// Backward's memory for the output: the gradient of its input, with sequence parallelism that of
+  /// all ranks' terms; in chunks, the logits of one chunk and the input of all ranks.
   int64_t output_gradients() const {
     const int64_t hidden = product(tokens_, config_.hidden_size, element_);
     if (!chunk_) return sum(hidden, widened_output(tokens_));
     const int64_t tokens = std::min(*chunk_, tokens_);
     return sum(logits(tokens), hidden, own_tokens_ < tokens_ ? hidden : 0, widened_output(tokens));
   }
-  /// Of the output of a layer, and of its residual.
+  /// The gradients of a layer's output and of its residual.
   int64_t hidden_gradients() const {
     return product(2, own_tokens_, config_.hidden_size, element_);
   }
-  /// The gradients that backward holds while it is inside of a layer without experts.
+  /// The gradients that backward holds while it is inside a layer without experts.
   int64_t layer_gradients() const { return sum(hidden_gradients(), inside(tokens_, widths_.ffn)); }
 
  private:
@@ -142,14 +142,14 @@ class Activations {
   bool drops_attention() const { return config_.attention_dropout > 0; }
   int64_t attention_pairs() const { return product(tokens_, widths_.heads, sequence_); }
 
-  /// Of the fused operation the log-sum-exp; else the mask, and the weights before and after
+  /// For the fused operation the log-sum-exp; otherwise the mask, and the weights before and after
   /// dropout.
   int64_t attention_weights() const {
     if (!drops_attention()) return product(tokens_, widths_.heads, wide_);
     return sum(product(sequence_, sequence_), product(attention_pairs(), sum(wide_, element_)));
   }
 
-  /// Queries, and keys, of all heads of this rank, in bytes of `element`.
+  /// The queries, and the keys, of all heads of this rank; `element` is in bytes.
   int64_t queries(int64_t element) const {
     return product(tokens_, widths_.heads, *config_.kv_channels, element);
   }
@@ -160,8 +160,8 @@ class Activations {
   /// Whether the queries lie in linear_qkv's output as they are used, head after head.
   bool queries_are_views() const { return widths_.groups == 1 || widths_.groups == widths_.heads; }
 
-  /// What the norms of queries and keys keep beside linear_qkv's output, of which their input is a
-  /// view where it can be.
+  /// The memory that the norms of queries and keys keep in addition to linear_qkv's output, of
+  /// which their input is a view where possible.
   int64_t query_key_norms() const {
     if (!config_.qk_layernorm) return 0;
     const int64_t rows = product(tokens_, sum(widths_.heads, widths_.groups));
@@ -194,7 +194,7 @@ class Activations {
     return sum(copies, kept, output, norms, attention_weights());
   }
 
-  /// What is kept of a compressed vector of `rank` elements a token, and of its norm.
+  /// The memory kept for a compressed vector of `rank` elements per token, and for its norm.
   int64_t latents(int64_t rank) const {
     const int64_t vectors = product(own_tokens_, rank, element_);
     if (!config_.qk_layernorm) return vectors;
@@ -202,7 +202,7 @@ class Activations {
     return sum(product(2, vectors), product(centred ? 2 : 1, own_tokens_, wide_));
   }
 
-  /// The output of the fused operations is kept in their width, too, where values are narrower.
+  /// The output of the fused operations is also kept in their width if values are narrower.
   int64_t latent_attention() const {
     const int64_t rows = product(tokens_, widths_.heads), width = latent_head_channels(config_);
     const int64_t heads = product(rows, width, element_);
@@ -217,7 +217,7 @@ class Activations {
 
   int64_t feed_forward(int64_t width) const { return inside(tokens_, width); }
 
-  /// Between the two matrices of a feed-forward network.
+  /// The memory between the two matrices of a feed-forward network.
   int64_t inside(int64_t rows, int64_t width) const {
     const bool gated = config_.activation == Activation::swiglu;
     return product(gated ? 3 : 2, rows, width, element_);
@@ -235,7 +235,7 @@ class Activations {
                feed_forward(shared / layout_.tensor_ranks));
   }
 
-  /// The ways between tokens and rows; `pairs` and `rows` as in activation_plan.h.
+  /// The mappings between tokens and rows; `pairs` and `rows` as in activation_plan.h.
   int64_t row_order(int64_t tokens, int64_t pairs, int64_t rows) const {
     const bool sorted = config_.moe_token_dispatcher_type == TokenDispatcher::alltoall;
     const int64_t ranks = product(layout_.expert_ranks, layout_.expert_tensor_ranks);
@@ -250,18 +250,18 @@ class Activations {
                product(4, own), by_blocks ? product(16, rows) : 0);
   }
 
-  /// What is kept of the norm's output before experts: where the ranks of tp have the same tokens,
-  /// the router has a copy of its share.
+  /// The part of the norm's output that is kept before experts: if the ranks of tp have the same
+  /// tokens, the router has a copy of its share.
   int64_t input_of_experts() const {
     const bool shared = config_.moe_shared_expert_intermediate_size.has_value();
     const bool copied = layout_.tensor_ranks > 1 && own_tokens_ == tokens_;
     const int64_t whole = product(own_tokens_, config_.hidden_size, element_);
-    const bool routed = element_ == wide_;  // else what is kept is the widened copy
+    const bool routed = element_ == wide_;  // otherwise the widened copy is kept
     if (!copied) return shared || routed ? whole : 0;
     return sum(shared ? whole : 0, routed ? whole / layout_.tensor_ranks : 0);
   }
 
-  /// Pairs of a token and an expert, if experts get the same number.
+  /// The number of pairs of a token and an expert, if all experts get the same number.
   int64_t rows_of(int64_t tokens) const {
     const int64_t topk = config_.moe_router_topk, pairs = product(tokens, topk);
     if (!config_.moe_expert_capacity_factor) return pairs;
@@ -319,7 +319,7 @@ class Activations {
   const LoraConfig& lora_;
   std::optional<int64_t> chunk_;  ///< tokens whose logits exist at a time
   bool on_cuda_;
-  bool wider_buffers_;  ///< of gradients than these are
+  bool wider_buffers_;  ///< gradient buffers are wider than gradients
   int64_t saved_parts_;
 };
 

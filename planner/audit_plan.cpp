@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-/// Of a pipeline stage: all its ranks hold pieces of the same shapes.
+/// The chunks of a pipeline stage: all its ranks hold pieces of the same shapes.
 std::vector<DescribedChunk> described_stage(const Config& config, int64_t stage) {
   std::vector<DescribedChunk> described;
   int64_t number = 0;

@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-/// What the buffers of one kind share.
+/// The plan that the buffers of one kind share.
 struct KindPlan {
   BufferKind kind;
   LayoutOptions options;

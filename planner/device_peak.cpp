@@ -10,7 +10,7 @@ struct KnownDevice {
   double half_tflops;  ///< bf16 and fp16, without sparsity
 };
 
-/// The first whose name is part of the device's counts: variants stand before the model.
+/// The first entry whose name is part of the device's name counts: variants come before the model.
 constexpr std::array<KnownDevice, 7> kDevices = {{{"A100", 312},
                                                   {"H100 PCIe", 756},
                                                   {"H100 NVL", 835},

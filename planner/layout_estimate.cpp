@@ -14,12 +14,12 @@ namespace {
 
 using Kind = CollectiveOperation::Kind;
 
-constexpr double kProducts = 4;         // of matrices in the forward of a layer
-constexpr double kPasses = 10;          // over the residual stream, of the operators of a forward
-constexpr double kKernels = 16;         // of the forward of a layer
-constexpr double kGradientBytes = 4;    // of an element where gradients are reduced in fp32
-constexpr double kOptimizerBytes = 28;  // that AdamW reads and writes of an element
-constexpr double kCovered = 0.8;        // of a pass, in which collectives are under way
+constexpr double kProducts = 4;         // matrix products in a layer's forward
+constexpr double kPasses = 10;          // passes of a forward's operators over the residual stream
+constexpr double kKernels = 16;         // kernels in a layer's forward
+constexpr double kGradientBytes = 4;    // per element if gradients are reduced in fp32
+constexpr double kOptimizerBytes = 28;  // that AdamW reads and writes per element
+constexpr double kCovered = 0.8;        // share of a pass during which collectives run
 
 double real(int64_t number) { return static_cast<double>(number); }
 
@@ -28,7 +28,7 @@ bool same_groups(const JobLayout& a, const JobLayout& b) {
          a.chunks == b.chunks && a.expert == b.expert && a.expert_tensor == b.expert_tensor;
 }
 
-/// Bytes of an element's state in the optimizer, in the memory of the device.
+/// Bytes of optimizer state per element in device memory.
 double state_bytes(const Config& config) {
   if (config.optimizer.offload && config.train.device == DeviceChoice::cuda) return 0;
   const auto moment = [](StateDtype dtype) { return dtype == StateDtype::bf16 ? 2.0 : 4.0; };
@@ -74,7 +74,7 @@ double LayoutEstimator::transfer(Kind kind, double bytes, const RankList& ranks)
   if (ranks.size() < 2) return 0;
   ProgramCall call;
   call.operation.kind = kind;
-  call.operation.position = 1;  // the neighbour, of messages
+  call.operation.position = 1;  // the neighbour, for messages
   call.bytes = static_cast<int64_t>(bytes);
   return machine_.transfer(call, ranks, 0).seconds;
 }
@@ -179,12 +179,12 @@ double LayoutEstimator::exposed_over_replicas(const JobLayout& layout, double fo
 }
 
 double LayoutEstimator::least_bytes(const JobLayout& layout) const {
-  if (config_.lora.rank) return 0;  // frozen weights are not the optimizer's
+  if (config_.lora.rank) return 0;  // the optimizer has no frozen weights
   const bool shards_weights = layout.sharding == ShardingStrategy::optim_grads_params;
   const bool shards_grads = shards_weights || layout.sharding == ShardingStrategy::optim_grads;
   const bool shards_state = layout.sharding != ShardingStrategy::no_shard;
   const double state = state_bytes(config_);
-  // Of parameters that are cut into `parts` on each stage; the other ranks have replicas.
+  // The bytes of parameters that are cut into `parts` on each stage; the other ranks hold replicas.
   const auto bytes = [&](double parameters, int64_t parts) {
     const double replicas = real(world_size_ / layout.pipeline / parts);
     const auto share = [&](bool shards) { return shards ? 1 / replicas : 1; };

@@ -30,7 +30,7 @@ class LayoutEstimator {
   double least_bytes(const JobLayout& layout) const;
 
  private:
-  /// What follows from the sizes of the groups alone.
+  /// The numbers that follow from the sizes of the groups alone.
   struct Shape {
     JobLayout sizes = {};
     RankList tensor = {}, context = {}, expert = {}, pipeline = {};

@@ -32,7 +32,7 @@ constexpr const char* kBucketSize = "ddp.bucket_size";
 
 bool shards(const JobLayout& layout) { return layout.sharding != ShardingStrategy::no_shard; }
 
-/// use_distributed_optimizer says it already.
+/// Whether use_distributed_optimizer states the sharding already.
 bool names_sharding_otherwise(const JobLayout& layout, const DistributedDataParallelConfig& ddp) {
   return layout.sharding == ShardingStrategy::optim &&
          ddp.data_parallel_sharding_strategy == ShardingStrategy::no_shard;
@@ -156,7 +156,7 @@ class Visitor {
     }
   }
 
-  /// The layout's configuration where it is legal but for its batch.
+  /// The layout's configuration, if it is legal apart from its batch.
   std::optional<Config> checked(const JobLayout& layout) const {
     if (space_.world_size % (layout.expert * layout.expert_tensor * layout.pipeline) != 0)
       return std::nullopt;

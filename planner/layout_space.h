@@ -43,7 +43,7 @@ const std::vector<std::string>& layout_fields();
 
 struct LayoutSpace {
   int64_t world_size = 1;
-  /// Of layout_fields(), those that stay as the configuration has them.
+  /// The fields of layout_fields() that stay as the configuration has them.
   std::vector<std::string> kept = {};
 };
 

@@ -12,13 +12,13 @@ namespace {
 using EventKind = ProgramEvent::Kind;
 using OperationKind = CollectiveOperation::Kind;
 
-/// What a rank sends in one group in one step.
+/// The data that a rank sends in one group in one step.
 struct Sent {
   int64_t operations = 0;
   int64_t ring_bytes = 0;                         ///< to the next rank
   int64_t all_bytes = 0;                          ///< to all others, equal parts
   std::map<int64_t, int64_t> broadcasts = {};     ///< by the source's position
-  std::map<int64_t, int64_t> message_bytes = {};  ///< by how many positions further the other is
+  std::map<int64_t, int64_t> message_bytes = {};  ///< by the other's distance in positions
 };
 
 void note(Sent& sent, const ProgramCall& call, const ProgramGroup& group) {
@@ -45,7 +45,7 @@ void note(Sent& sent, const ProgramCall& call, const ProgramGroup& group) {
   }
 }
 
-/// By group of the program.
+/// The data sent in the last step, by group of the program.
 std::vector<Sent> sent_in_last_step(const RankProgram& program) {
   const size_t steps = program.step_ends.size();
   require<UsageError>(steps > 0, "program of rank {}: no training step is recorded", program.rank);

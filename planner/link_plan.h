@@ -9,7 +9,7 @@
 /// How many bytes of a job travel inside a host, and how many between hosts. Needs no libtorch.
 namespace lockstep {
 
-/// What the ranks of all groups with one name send in one training step.
+/// The data that the ranks of all groups with one name send in one training step.
 struct LinkUse {
   std::string group;           ///< "dp-cp"
   int64_t ranks = 0;           ///< of the largest group

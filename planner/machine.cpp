@@ -18,7 +18,7 @@ double share_of(const std::vector<Machine::Efficiency>& shares, double work) {
   return found == shares.end() ? 1 : found->share;
 }
 
-/// Of work that is no less than the first point's.
+/// The time of `work`, which must not be less than the first point's.
 double time_at(const std::vector<Machine::Point>& points, double work) {
   const auto next = std::find_if(points.begin(), points.end(),
                                  [&](const Machine::Point& point) { return point.work > work; });
@@ -47,7 +47,7 @@ const Machine::Times* times_of(const std::vector<Machine::Times>& all,
   return found == all.end() ? nullptr : &*found;
 }
 
-/// As machine files call what works like `kind`.
+/// The name in machine files of the operation that `kind` works like.
 const char* table_name(Kind kind) {
   switch (kind) {
     case Kind::all_reduce:
@@ -76,10 +76,10 @@ const char* table_name(Kind kind) {
   return "";
 }
 
-/// Where the ranks are that take part in an operation.
+/// The hosts of the ranks that take part in an operation.
 struct Placing {
   int64_t ranks = 0, hosts = 0;
-  int64_t fewest = 0;  ///< ranks of the host that has the fewest of them
+  int64_t fewest = 0;  ///< ranks on the host that has the fewest
 };
 
 Placing placing_of(const ProgramCall& call, const RankList& ranks, int64_t position,
@@ -96,8 +96,7 @@ Placing placing_of(const ProgramCall& call, const RankList& ranks, int64_t posit
   return placing;
 }
 
-/// What the steps of an operation take that follow each other, whatever its bytes; see
-/// Machine::transfer().
+/// The time of an operation's consecutive steps, whatever its bytes; see Machine::transfer().
 double latency(Kind kind, const Placing& at, double inside, double between) {
   const auto hosts = static_cast<double>(at.hosts), ranks = static_cast<double>(at.ranks);
   const double ring = (hosts - 1) * between + (ranks - hosts) * inside;

@@ -24,7 +24,7 @@ int64_t times(int64_t count, int64_t bytes) { return checked_mul(count, bytes, "
 
 void add(int64_t& total, int64_t bytes) { total = checked_add(total, bytes, "bytes"); }
 
-/// What all stages have in common.
+/// The data that all stages share.
 class Planner {
  public:
   Planner(const Config& config, int64_t world_size, const UpdateStatement* rule)
@@ -52,7 +52,7 @@ class Planner {
   }
 
  private:
-  /// Parameters that are not trained lie in no buffer.
+  /// Adds the parameters that are not trained, which lie in no buffer.
   void add_untrained(StageMemory& memory, const ModelChunk& chunk) const {
     for (const ShapedParameter& param : chunk_parameters(config_, chunk)) {
       if (param.trained) continue;
@@ -114,8 +114,8 @@ class Planner {
     return on_cuda() || load.count == 0 ? 0 : reduction_scratch_bytes(load);
   }
 
-  /// Elements that whole gradients have at once: all of them where micro-batches accumulate, else
-  /// one piece that gets gradients while the one before is reduced.
+  /// Elements of whole gradients that exist at once: all if micro-batches accumulate, otherwise a
+  /// piece that gets gradients and the one before it, which is reduced.
   int64_t lent_grads(const std::vector<PlannedBuffer>& pieces) const {
     int64_t all = 0, pair = 0;
     for (size_t i = 0; i < pieces.size(); ++i) {
@@ -125,8 +125,8 @@ class Planner {
     return num_microbatches_ > 1 ? all : pair;
   }
 
-  /// Elements that whole parameters have at once: a unit and a piece of the next one, in the order
-  /// of forward or of backward. `tied`: the first unit is used after the last one, too.
+  /// Elements of whole parameters that exist at once: a unit and a piece of the next one, in the
+  /// order of forward or backward. `tied`: the first unit is also used after the last one.
   static int64_t lent_params(const std::vector<PlannedBuffer>& pieces, bool tied) {
     struct Unit {
       int64_t number = 0, numel = 0, largest = 0;
@@ -146,7 +146,7 @@ class Planner {
     return most;
   }
 
-  /// Pieces of one micro-batch in one chunk.
+  /// The number of pieces in flight, each of one micro-batch in one chunk.
   int64_t chunks_in_flight(int64_t stage) const {
     const ScheduleOptions options = schedule_options(config_, num_microbatches_);
     const int64_t pieces = checked_mul(num_microbatches_, options.virtual_pipeline, "pieces");
@@ -189,7 +189,7 @@ class Planner {
   int64_t grad_element_;  ///< bytes
 };
 
-/// The columns of StageMemory, in their order.
+/// A column of StageMemory.
 struct Column {
   const char* name;
   int64_t (*value)(const StageMemory&);

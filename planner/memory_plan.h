@@ -49,7 +49,7 @@ struct StageMemory {
   /// recorded_peaks() of the stage, if the job was recorded.
   std::optional<int64_t> recorded_peak_bytes = {};
 
-  /// Of the device: without host_bytes and recorded_peak_bytes.
+  /// The bytes of the device: without host_bytes and recorded_peak_bytes.
   int64_t total_bytes() const;
 };
 

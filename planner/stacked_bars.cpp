@@ -77,7 +77,7 @@ class Bars {
         value, unit_);
   }
 
-  /// Of the bar, in hundredths, so that parts meet.
+  /// An edge in the bar, rounded to hundredths, so that parts meet.
   double edge(int64_t value) const {
     return std::round(100 * (kLeft + static_cast<double>(value) * scale_)) / 100;
   }

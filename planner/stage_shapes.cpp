@@ -15,7 +15,7 @@ int64_t divided(int64_t value, int64_t ranks, const char* field) {
   return div_exact(value, ranks, field, "parallel.tensor_model_parallel_size");
 }
 
-/// The first rank of every axis that cuts a layer.
+/// The place of the first rank on every axis that cuts a layer.
 MeshPlace first_place(const ParallelConfig& parallel) {
   return [&parallel](MeshAxis axis) -> AxisPlace {
     const ParallelSize* const size = chosen_size(axis);
@@ -64,7 +64,7 @@ std::vector<ModelChunk> chunks_of_stage(const Config& config, int64_t stage) {
 }
 
 std::vector<ShapedParameter> chunk_parameters(const Config& config, const ModelChunk& chunk) {
-  local_widths(config);  // names the fields that do not divide
+  local_widths(config);  // reports the fields that do not divide
   const ParallelConfig& parallel = config.parallel;
   const LayerSettings settings = {config.model, parallel.tensor_model_parallel_size,
                                   parallel.sequence_parallel, /*layer=*/0, config.lora};

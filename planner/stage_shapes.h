@@ -8,8 +8,8 @@
 #include "lockstep/core/placement.h"
 #include "lockstep/models/gpt_params.h"
 
-/// What one rank of a pipeline stage holds of a GPTModel, according to the configuration and to
-/// what its layers declare about their parameters (gpt_params()).
+/// The part of a GPTModel that one rank of a pipeline stage holds, according to the configuration
+/// and to what its layers declare about their parameters (gpt_params()).
 namespace lockstep {
 
 /// Widths on one rank of tp.

@@ -34,19 +34,19 @@ struct Started {
   uint32_t call = 0;
 };
 
-/// A rank of a class, on its way.
+/// One rank of a class, as it runs.
 struct Run {
   const RankProgram* program = nullptr;
   std::vector<double> kernel_seconds = {};
   size_t event = 0;
-  size_t step = 0;       ///< that is under way
+  size_t step = 0;       ///< the step that is under way
   size_t last_backward;  ///< event of the last step's last kernel of backward
   double time = 0;       ///< of the stream of kernels
   double host = 0;       ///< of the host
   double step_begin = 0;
-  std::vector<double> before_waits = {};  ///< stream's time before each wait of the device
+  std::vector<double> before_waits = {};  ///< the stream's time before each of the device's waits
   std::vector<Started> operations = {};
-  std::map<Stream, std::deque<std::pair<uint32_t, double>>> streams = {};  ///< meetings, when
+  std::map<Stream, std::deque<std::pair<uint32_t, double>>> streams = {};  ///< meeting, ready at
   std::map<Stream, double> stream_end = {};
   std::map<std::tuple<uint32_t, int64_t, bool>, uint32_t> counts = {};
   RankTime spent = {};
@@ -96,7 +96,7 @@ class Simulation {
 
   bool in_last_step(const Run& run) const { return run.step + 1 == run.program->step_ends.size(); }
 
-  /// Whether the run got on.
+  /// Returns whether the run advanced.
   bool step(uint32_t index) {
     Run& run = runs_[index];
     const std::vector<size_t>& ends = run.program->step_ends;
@@ -128,7 +128,7 @@ class Simulation {
     if (++run.step + 1 == run.program->step_ends.size()) run.step_begin = run.time;
   }
 
-  /// The host hands something to the device; when the device can begin it.
+  /// The host launches something; returns when the device can begin it.
   double launch(Run& run) {
     if (machine_.synchronous) {
       spend(run, machine_.launch_s);
@@ -138,7 +138,7 @@ class Simulation {
     return std::max(run.time, run.host);
   }
 
-  /// The stream of kernels is busy, or waits for its host.
+  /// Advances the stream of kernels, which is busy or waits for its host.
   void spend(Run& run, double seconds) {
     run.time += seconds;
     if (!in_last_step(run)) return;
@@ -147,7 +147,7 @@ class Simulation {
 
   void add_kernel(Run& run, double seconds) { spend(run, launch(run) - run.time + seconds); }
 
-  /// The host waits for the device, which is past the first `waits` of its waits.
+  /// The host waits until the device is past the first `waits` of its waits.
   void host_wait(Run& run, uint32_t waits) {
     run.host =
         std::max(run.host, waits < run.before_waits.size() ? run.before_waits[waits] : run.time);
@@ -161,7 +161,7 @@ class Simulation {
       return true;
     }
     if (run.program->calls[started.call].on_device) run.before_waits.push_back(run.time);
-    // Kernels that ran meanwhile had a part of the device.
+    // Kernels that ran meanwhile had only a part of the device.
     const double meanwhile = std::min(run.time, meeting.end) - meeting.begin;
     if (meanwhile > 0) spend(run, meeting.occupancy * meanwhile);
     if (meeting.end <= run.time) return true;
@@ -204,7 +204,7 @@ class Simulation {
       streams_of_.emplace_back();
     }
     Meeting& meeting = meetings_[entry->second];
-    // A receive says nothing of the link's load; a send of its pair does.
+    // A receive says nothing about the link's load; the send of its pair does.
     const Machine::Transfer transfer =
         machine_.transfer(call, run.program->groups[call.group].ranks, own);
     meeting.seconds = std::max(meeting.seconds, transfer.seconds);
@@ -212,7 +212,7 @@ class Simulation {
     return entry->second;
   }
 
-  /// Ends the operation if it can begin, and those behind it.
+  /// Ends the operation if it can begin, then those after it.
   void finish_from(uint32_t first) {
     std::vector<uint32_t> open = {first};
     while (!open.empty()) {
@@ -243,7 +243,7 @@ class Simulation {
     }
   }
 
-  /// Whether nothing stands before it on the streams of its ranks.
+  /// Whether it comes first on the streams of its ranks.
   bool is_first(uint32_t index) {
     const Meeting& meeting = meetings_[index];
     for (size_t i = 0; i < meeting.runs.size(); ++i)
@@ -265,7 +265,7 @@ class Simulation {
     result.step_s = end - begin;
     for (Run& run : runs_) {
       const double busy = run.spent.compute_s + run.spent.optimizer_s + run.spent.exposed_total_s();
-      run.spent.bubble_s = std::max(0.0, result.step_s - busy);  // but for the last bits
+      run.spent.bubble_s = std::max(0.0, result.step_s - busy);  // apart from rounding
       result.ranks.push_back(std::move(run.spent));
     }
     return result;
@@ -276,7 +276,7 @@ class Simulation {
   std::vector<Run> runs_;
   std::map<Name, uint32_t> names_;
   std::vector<Meeting> meetings_;
-  std::vector<std::vector<Stream>> streams_of_;  ///< of each meeting, on each of its runs
+  std::vector<std::vector<Stream>> streams_of_;  ///< for each meeting, on each of its runs
   std::deque<uint32_t> due_;
   std::vector<bool> is_due_;
 };

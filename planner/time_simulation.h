@@ -12,7 +12,7 @@
 /// no libtorch.
 namespace lockstep {
 
-/// What one rank does in a step. The parts add up to the step.
+/// The time of one rank in a step. The parts add up to the step.
 struct RankTime {
   int64_t rank = 0;        ///< the first of the ranks that do the same
   int64_t num_ranks = 0;   ///< that do

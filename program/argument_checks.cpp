@@ -20,20 +20,20 @@ std::vector<int64_t> parse_integers(const std::string& text, char separator) {
 
 namespace {
 
-/// CLI11 reads what begins with 0 as octal.
+/// CLI11 reads numbers that begin with 0 as octal.
 bool is_octal(const std::string& text) {
   const size_t first = text.starts_with('-') ? 1 : 0;
   return text.size() > first + 1 && text[first] == '0';
 }
 
-/// The integer that all of `text` is, in decimal.
+/// The decimal integer, if all of `text` is one.
 std::optional<int64_t> parse_integer(const std::string& text) {
   const std::vector<int64_t> found = parse_integers(text, '\0');
   if (found.size() != 1 || is_octal(text)) return {};
   return found.front();
 }
 
-/// What was found, and `allowed`.
+/// A message with what was found, and `allowed`.
 std::string refusal(const std::string& text, const std::string& allowed) {
   return fmt::format("found '{}', allowed: {}{}", text, allowed,
                      is_octal(text) ? ", without leading zeros" : "");
@@ -68,7 +68,7 @@ std::function<std::string(const std::string&)> check_between(int64_t minimum, in
 
 namespace {
 
-/// The finite number that all of `text` is.
+/// The finite number, if all of `text` is one.
 std::optional<double> parse_number(const std::string& text) {
   double found = 0;
   const char* const end = text.data() + text.size();

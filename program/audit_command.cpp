@@ -31,7 +31,7 @@ struct DiffArguments {
   bool json = false;
 };
 
-/// The report that `side` names; empty: it is a configuration.
+/// The report that `side` names; empty if it is a configuration.
 std::string report_of(const Side& side) {
   if (kind_of_file(side.what) == FileKind::folder) return run_files(side.what).audit;
   return side.what.ends_with(".json") ? side.what : "";

@@ -13,11 +13,11 @@ class BlockedSignals {
   BlockedSignals(const BlockedSignals&) = delete;
   BlockedSignals& operator=(const BlockedSignals&) = delete;
 
-  /// Becomes readable when one has come.
+  /// Becomes readable when a signal has arrived.
   int descriptor() const { return descriptor_; }
-  /// The next one; 0 where none has come.
+  /// The next signal; 0 if none has arrived.
   int next() const;
-  /// In a new process: they do there what they did before.
+  /// Call it in a new process: restores the signal mask from before.
   void restore() const { sigprocmask(SIG_SETMASK, &before_, nullptr); }
 
  private:

@@ -64,7 +64,7 @@ void print_table(const Json& json, const Manifest& manifest) {
                              counted(static_cast<int64_t>(tensor.pieces.size()), "piece"));
 }
 
-/// As the model registers its parameters; tensors of no parameter come last.
+/// Sorts by the model's order of parameters; tensors of no parameter come last.
 void sort_in_model_order(CheckpointReader& checkpoint, std::vector<ManifestTensor>& tensors) {
   std::unordered_map<std::string, size_t> places;
   for (const ShapedParameter& param : model_parameters(checkpoint.config()))
@@ -78,7 +78,7 @@ void sort_in_model_order(CheckpointReader& checkpoint, std::vector<ManifestTenso
       [&](const ManifestTensor& a, const ManifestTensor& b) { return place(a) < place(b); });
 }
 
-/// FileError: a file of the checkpoint is missing, or has another size.
+/// FileError if a file of the checkpoint is missing or has another size.
 void check_files(const CheckpointReader& checkpoint) {
   for (const ManifestFile& file : checkpoint.manifest().files) ShardReader(checkpoint.path(), file);
 }
@@ -118,10 +118,10 @@ void inspect(const CheckpointArguments& arguments) {
     print_table(json, manifest);
 }
 
-/// What verify() found.
+/// The findings of verify().
 struct Verified {
   std::string path;
-  std::optional<Manifest> manifest;  ///< none: it is damaged itself
+  std::optional<Manifest> manifest;  ///< unset: it is damaged itself
   std::vector<CheckpointDamage> damage;
 };
 

@@ -6,20 +6,20 @@
 
 #include "lockstep/core/config_io.h"
 
-/// What the program knows of its commands, as plain data. Manual pages and completions are made of
-/// it, so that they say what --help says.
+/// The texts of the program's commands, as plain data. Manual pages and completions are made from
+/// them, so that they say the same as --help.
 namespace lockstep {
 
-/// What every --help and every manual page says of the program's exit status.
+/// The program's exit status, as every --help and every manual page states it.
 inline constexpr char kExitStatus[] =
     "0 done; 1 failed while running; 2 unusable arguments or configuration; 3 stopped early by "
     "SIGTERM or SIGINT, state saved; 4 stopped because the training diverged.";
 
-/// An option, or an argument that is told by its place.
+/// An option, or a positional argument.
 struct OptionText {
   std::string name;           ///< "--set", or "CONFIG" for an argument
   std::string value;          ///< "PATH=VALUE"; empty for a flag
-  std::string default_value;  ///< empty where there is none
+  std::string default_value;  ///< empty if there is none
   std::string meaning;
   bool is_argument = false;
   bool required = false;
@@ -42,8 +42,8 @@ std::vector<CommandText> command_texts(const CLI::App& program);
 /// gives in a form that is easier to use.
 bool ends_with_schema(const CommandText& command);
 
-/// "int64, in layers, >= 1, default 2": what the schema says of a field beside its meaning. A line
-/// break in the default appears as \n.
+/// "int64, in layers, >= 1, default 2": what the schema says about a field besides its meaning. A
+/// line break in the default appears as \n.
 std::string facts_of(const ConfigField& field);
 
 }  // namespace lockstep

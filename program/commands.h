@@ -20,28 +20,28 @@ void add_trace_command(CLI::App& program);
 void add_audit_command(CLI::App& program);
 void add_megatron_flags_command(CLI::App& program);
 
-/// These two tell of all commands of the program, those that are added after them too.
+/// These two describe all commands of the program, also those that are added later.
 void add_completion_command(CLI::App& program);
 void add_man_command(CLI::App& program);
 
-/// The parts of `plan` that do without libtorch; returns the command.
+/// Adds the parts of `plan` that need no libtorch; returns the command.
 CLI::App* add_plan_command(CLI::App& program);
-/// Adds `verify` to it, which does not do without.
+/// Adds `verify` to it, which needs libtorch.
 void add_plan_verify_command(CLI::App& plan);
-/// Adds `time` to it, which does not either.
+/// Adds `time` to it, which needs libtorch, too.
 void add_plan_time_command(CLI::App& plan);
 void add_plan_best_command(CLI::App& plan);
 /// Makes `plan` itself take a configuration and report on its job.
 void add_plan_report(CLI::App& plan);
 
-/// `checkpoint inspect` and `checkpoint verify`, which do without libtorch; returns the command.
+/// Adds `checkpoint inspect` and `checkpoint verify`, which need no libtorch; returns the command.
 CLI::App* add_checkpoint_command(CLI::App& program);
-/// Adds `export` and `import` to it, which do not.
+/// Adds `export` and `import` to it, which need libtorch.
 void add_checkpoint_conversions(CLI::App& checkpoint);
 
 /// Adds `launch`, whose ranks have the command line `arguments`.
 void add_launch_command(CLI::App& program, const std::vector<std::string>& arguments = {});
-/// `lockstep launch`, as run_program(). What stands after "--" goes to the ranks as it is.
+/// `lockstep launch`, as run_program(). Arguments after "--" are passed to the ranks unchanged.
 int run_launch(int argc, char** argv);
 
 /// Adds CONFIG and --set, which load_config() takes.
@@ -51,14 +51,14 @@ void add_config_options(CLI::App& command, std::string& path, std::vector<std::s
 /// The schema of the configuration, for `lockstep train --help`.
 std::string config_help();
 
-/// Lets the C library keep the memory of freed tensors for the next ones. Otherwise it goes back to
-/// the system and comes again, page by page, in every operation: 15 % of the time of
+/// Lets the C library keep the memory of freed tensors for the next ones. Otherwise every operation
+/// returns it to the system and gets it back page by page: 15 % of the time of
 /// configs/tiny.textproto on two ranks.
 void keep_freed_memory();
 
-/// "lockstep: ..." on standard error; nothing of an empty note.
+/// Prints "lockstep: ..." to standard error; nothing for an empty note.
 void print_note(const std::string& note);
-/// doubt_about_newest() of a folder whose newest checkpoint the command uses, as a note.
+/// Prints doubt_about_newest() of a folder whose newest checkpoint the command uses, as a note.
 void note_doubt(const std::string& checkpoints);
 
 /// Ends the program with `status` and, unless it is empty, `message`.

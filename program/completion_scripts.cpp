@@ -9,16 +9,16 @@
 namespace lockstep {
 namespace {
 
-/// What is told of an option whose value may be anything.
+/// The text for an option whose value may be anything.
 constexpr const char* kAnyValue = "any";
 
-/// A `case` that both shells have: what is told of each key. Keys of which the same is told stand
-/// together.
+/// A `case` statement for both shells, which prints a text for each key. Keys with the same text
+/// are grouped.
 class Table {
  public:
   void add(const std::string& key, const std::string& told) { keys_[told].push_back(key); }
 
-  /// `function`, which prints what is told of `$1`.
+  /// The shell function `name`, which prints the text for `$1`.
   std::string function(const std::string& name, const std::string& comment) const {
     std::string text = fmt::format("# {}\n{}() {{\n  case \"$1\" in\n", comment, name);
     for (const auto& [told, keys] : keys_)
@@ -30,7 +30,7 @@ class Table {
   std::map<std::string, std::vector<std::string>> keys_;
 };
 
-/// "a b" for "one of a, b", "true false" for a flag; empty where there are many values.
+/// "a b" for "one of a, b", "true false" for a flag; empty if there are many values.
 std::string values_of(const ConfigField& field) {
   constexpr std::string_view kChoices = "one of ";
   if (field.type == "bool") return "true false";
@@ -53,7 +53,7 @@ bool takes_config(const CommandText& command) {
   });
 }
 
-/// The values of an option, separated by spaces; empty where there are many.
+/// The values of an option, separated by spaces; empty if there are many.
 std::string choices_of(const CommandText& command, const OptionText& option,
                        const std::string& configs) {
   if (command.name == "configs" && option.value == "NAME") return configs;
@@ -68,7 +68,7 @@ std::string list_function(const std::string& name, const std::string& comment,
   return fmt::format("# {}\n{}() {{\n  echo '{}'\n}}\n\n", comment, name, words);
 }
 
-/// The functions that both shells have.
+/// The functions for both shells.
 std::string tables(const std::vector<CommandText>& commands, const std::vector<ConfigField>& fields,
                    const std::vector<std::string>& config_names) {
   const std::string names = fmt::format("{}", fmt::join(config_names, " "));

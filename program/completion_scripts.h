@@ -7,16 +7,16 @@
 #include "lockstep/program/command_texts.h"
 
 /// Scripts that let a shell complete commands, options, the paths of --set, files, configurations
-/// by their names, and the values of fields and options that have few. `configs` are the names of
-/// the configurations that come with the program.
+/// by their names, and the values of fields and options that have only a few. `configs` are the
+/// names of the configurations that come with the program.
 namespace lockstep {
 
-/// For bash 4 and later.
+/// The script for bash 4 and later.
 std::string bash_completion(const std::vector<CommandText>& commands,
                             const std::vector<ConfigField>& fields,
                             const std::vector<std::string>& configs);
 
-/// For zsh 5; a function file, which may also be sourced.
+/// The script for zsh 5: a function file, which may also be sourced.
 std::string zsh_completion(const std::vector<CommandText>& commands,
                            const std::vector<ConfigField>& fields,
                            const std::vector<std::string>& configs);

@@ -26,7 +26,7 @@ struct DataArguments {
   bool json = false;
 };
 
-/// On a terminal a bar in a line that is written over, elsewhere nothing until the end.
+/// On a terminal, a bar in a line that is overwritten; elsewhere nothing until the end.
 class BuildDisplay {
  public:
   void show(const BuildProgress& progress) {
@@ -62,7 +62,7 @@ class BuildDisplay {
     return bytes < 1e3 ? Unit{1, "B"} : bytes < 1e6 ? Unit{1e3, "kB"} : Unit{1e6, "MB"};
   }
 
-  /// "[######..............]  31 % | "; nothing where the size is not known, as of a pipe.
+  /// "[######..............]  31 % | "; empty if the size is unknown, as for a pipe.
   static std::string bar(const BuildProgress& progress) {
     if (progress.bytes_in_all == 0) return "";
     const double share = std::min(

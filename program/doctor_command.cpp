@@ -77,7 +77,7 @@ Json network_report() {
           {"addresses", addresses}};
 }
 
-/// With the reason why there is none of CUDA.
+/// The devices, with the reason why there is no CUDA device.
 Json devices_report(const std::string& absence) {
   Json devices = {{"cpu_cores", std::thread::hardware_concurrency()},
                   {"cuda", cuda_device_count()}};
@@ -87,7 +87,7 @@ Json devices_report(const std::string& absence) {
 
 Json examine() {
   const std::string absence = why_no_cuda();
-  (void)load_cuda_libraries();  // for their versions, without a driver as well
+  (void)load_cuda_libraries();  // for their versions, even without a driver
   const std::string failure = two_rank_self_test();
   Json launch = launch_report();
   const bool ok = failure.empty() && !launch.contains("error");
@@ -126,7 +126,7 @@ struct DoctorArguments {
   bool json = false;
 };
 
-/// Of a host with several cores two, which is what collectives are measured with.
+/// Two on a host with several cores: collectives are measured with two.
 int64_t usual_ranks() { return std::thread::hardware_concurrency() > 1 ? 2 : 1; }
 
 void write_calibration(const DoctorArguments& arguments) {

@@ -35,7 +35,7 @@ struct GenerateArguments {
   GenerateOptions options;
 };
 
-constexpr size_t kMostPrompts = 32;  // that go through the model together
+constexpr size_t kMostPrompts = 32;  // prompts that go through the model together
 
 std::vector<std::string> lines_of(const std::string& path) {
   const std::string text = read_to_end(path);
@@ -146,7 +146,7 @@ void write_texts(const GenerateArguments& arguments, const std::vector<std::stri
   if (tells) print_texts(arguments, prompts, texts);
 }
 
-/// As one of the ranks that a launcher started, of which the first writes.
+/// Runs as one of the ranks that a launcher started; the first of them writes.
 void run_as_rank(const GenerateArguments& arguments, const std::vector<std::string>& prompts,
                  const StopStrings& stop) {
   const LaunchEnvironment environment = read_launch_environment();
@@ -197,7 +197,7 @@ void add_layout_options(CLI::App& command, ParallelConfig& parallel) {
   add("--expert", parallel.expert_model_parallel_size, "the experts");
 }
 
-/// Texts as they are given: CLI11 alone reads {} as none.
+/// Takes texts as they are given: CLI11 by itself reads {} as no text.
 void add_texts(CLI::App& command, const std::string& name, std::vector<std::string>& texts,
                const std::string& meaning) {
   const auto take = [&command, &texts, name](const CLI::results_t& /*changed*/) {

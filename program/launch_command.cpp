@@ -77,7 +77,7 @@ void check(const LaunchArguments& given) {
                        given.nodes);
 }
 
-/// Whether the ranks train with train.elastic = dp. What cannot be read is theirs to tell, unless
+/// Whether the ranks train with train.elastic = dp. The ranks report what cannot be read, unless
 /// there are to be spares, which depend on it.
 bool trains_elastically(const LaunchArguments& given) {
   if (given.arguments.empty() || given.arguments.front() != "train") return false;
@@ -104,7 +104,7 @@ void check_spares(const LaunchArguments& given, bool elastic) {
                        given.spares);
 }
 
-/// The torchrun to use; empty for the own starter.
+/// The torchrun to use; empty for Lockstep's own starter.
 std::string chosen_torchrun(const LaunchArguments& given, bool elastic) {
   const bool needs_own = given.nodes == 1 && (given.max_restarts > 0 || elastic);
   if (given.starter == "own" || (given.starter == "auto" && needs_own)) return "";
@@ -121,7 +121,7 @@ std::string chosen_torchrun(const LaunchArguments& given, bool elastic) {
   return "";
 }
 
-/// Tells the ranks of this job apart from those of all others, after restarts too.
+/// Sets an id that tells the ranks of this job apart from those of all others, after restarts too.
 void name_job() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const auto started = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
@@ -131,7 +131,7 @@ void name_job() {
   ::setenv("LOCKSTEP_JOB_ID", id.c_str(), /*overwrite=*/1);
 }
 
-/// As many threads a rank as make up the cores, unless the user has said how many.
+/// Divides the cores among the ranks as threads, unless the user has set the number of threads.
 void share_out_cores(int64_t ranks) {
   const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
   const std::string threads = std::to_string(std::max<int64_t>(1, cores / ranks));

@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-/// How troff spells a character that it would otherwise take for a command or draw otherwise.
+/// The spelling of a character that troff would take for a command or draw differently.
 std::string escaped(char c) {
   switch (c) {
     case '\\':
@@ -40,7 +40,7 @@ std::string escaped(const std::string& text) {
 std::string bold(const std::string& text) { return "\\fB" + escaped(text) + "\\fR"; }
 std::string italic(const std::string& text) { return "\\fI" + escaped(text) + "\\fR"; }
 
-/// A line of the text is a paragraph.
+/// Makes a paragraph of each line of the text.
 std::string paragraphs(const std::string& text) {
   std::string result;
   std::istringstream lines(text);
@@ -49,7 +49,7 @@ std::string paragraphs(const std::string& text) {
   return result;
 }
 
-/// What follows the schema, whose first line alone is not indented.
+/// The text after the schema, of which only the first line is not indented.
 std::string after_schema(const std::string& footer) {
   std::string rest;
   std::istringstream lines(footer);

@@ -3,8 +3,8 @@
 #include <span>
 #include <string_view>
 
-/// The flags of Megatron-LM's command line that training a GPT takes, as data: what each becomes in
-/// a configuration here. After megatron/training/arguments.py of Megatron-LM at d98e8a6.
+/// The flags of Megatron-LM's command line for training a GPT, as data: what each becomes in a
+/// configuration here. Follows megatron/training/arguments.py of Megatron-LM at d98e8a6.
 namespace lockstep {
 
 /// Values that follow a flag.
@@ -14,13 +14,13 @@ enum class FlagValues { none, one, some };
 enum class FlagUse {
   copied,    ///< its value is the value of `field`
   sets,      ///< it takes no value and sets `field` to `value`
-  derived,   ///< it takes part in a rule that sets `field`; `remark` is the rule
+  derived,   ///< used by a rule that sets `field`; `remark` is the rule
   unneeded,  ///< the run means the same without it; `remark` says why
   missing,   ///< there is nothing like it; `remark` says what there is
 };
 
 struct MegatronFlag {
-  std::string_view name;  ///< "--num-layers"; with a star at the end, all that begin alike
+  std::string_view name;  ///< "--num-layers"; with a star at the end: all that begin like it
   FlagUse use;
   FlagValues values;
   std::string_view field = "";   ///< "model.num_layers"
@@ -34,17 +34,16 @@ std::span<const MegatronFlag> megatron_flags_with_field();
 /// Flags that have none.
 std::span<const MegatronFlag> megatron_flags_without_field();
 
-/// A value that Megatron-LM takes where no flag says otherwise and that differs from the default
-/// here.
+/// A default of Megatron-LM that differs from the one here.
 struct MegatronDefault {
   std::string_view field;
   std::string_view value;
 };
 
-/// Those that do not depend on other flags.
+/// The defaults that do not depend on other flags.
 std::span<const MegatronDefault> megatron_defaults();
 
-/// The row of `name`; null where there is none.
+/// The row of `name`; null if there is none.
 const MegatronFlag* find_megatron_flag(std::string_view name);
 
 }  // namespace lockstep

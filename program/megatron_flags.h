@@ -12,19 +12,20 @@ struct GivenFlag {
   std::vector<std::string> values;
 };
 
-/// Splits the words of a command line into flags, --name=value too. ConfigError: a flag that is not
-/// in the table, with the nearest that is; a word that belongs to no flag; too many or too few
-/// values.
+/// Splits the words of a command line into flags, including --name=value. ConfigError: a flag that
+/// is not in the table, with the nearest that is; a word that belongs to no flag; too many or too
+/// few values.
 std::vector<GivenFlag> read_megatron_flags(const std::vector<std::string>& words);
 
 struct MegatronConversion {
   std::string text;                ///< a configuration, as a text protobuf
-  std::vector<std::string> notes;  ///< "--flag: why it is not in the text", a line each
+  std::vector<std::string> notes;  ///< "--flag: why it is not in the text", one line each
 };
 
-/// The configuration that makes the run of `flags`: what they say, and Megatron-LM's own defaults
-/// where those differ from the ones here. The last of two flags of one name counts. ConfigError
-/// naming the flag: a value that is no number where one belongs, flags that exclude each other.
+/// The configuration for the run that `flags` describe: what they say, and Megatron-LM's own
+/// defaults where those differ from the ones here. If a flag occurs twice, the last one counts.
+/// ConfigError naming the flag: a value that should be a number and is not, flags that exclude each
+/// other.
 MegatronConversion convert_megatron_flags(const std::vector<GivenFlag>& flags);
 
 /// The table of flags as a table of Markdown.

@@ -9,7 +9,7 @@ namespace {
 using enum FlagUse;
 using enum FlagValues;
 
-/// Flags of which the same is to be said.
+/// Flags with the same remark.
 struct FlagsAlike {
   FlagUse use;
   FlagValues values;

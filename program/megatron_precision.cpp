@@ -9,7 +9,7 @@ namespace {
 
 using Settings = MegatronSettings;
 
-/// Of delayed scaling, whose defaults are others there.
+/// Delayed scaling, whose defaults differ in Megatron-LM.
 void apply_delayed_scaling(Settings& s) {
   s.set("train.fp8_amax_history_len", s.integer("--fp8-amax-history-len").value_or(1));
   s.set("train.fp8_amax_compute_algo", s.value("--fp8-amax-compute-algo").value_or("most_recent"));

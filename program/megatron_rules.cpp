@@ -177,7 +177,7 @@ void apply_parallel(Settings& s) {
           fmt::format("{}", fmt::join(s.values("--hierarchical-context-parallel-sizes"), ",")));
 }
 
-/// Samples as iterations of the global batch, rounded; a share that is lost is noted.
+/// Converts samples into iterations of the global batch, rounded; notes what rounding loses.
 void set_iterations(Settings& s, const std::string& flag, const std::string& field, double exact) {
   const double rounded = std::round(exact);
   s.set(field, static_cast<int64_t>(rounded));
@@ -275,7 +275,7 @@ struct WeightedPaths {
   std::vector<std::string> paths;
 };
 
-/// Paths, or weights and paths in turn.
+/// Paths, or weights and paths alternately.
 WeightedPaths weighted_paths(const std::vector<std::string>& given) {
   WeightedPaths found;
   for (size_t i = 0; i < given.size(); ++i)
@@ -350,7 +350,7 @@ void apply_optimizer(Settings& s) {
     if (s.has(flag) && s.has("--use-precision-aware-optimizer")) s.copy(flag, field);
 }
 
-/// Where Megatron-LM has no default.
+/// Notes missing flags for which Megatron-LM has no default.
 void note_required(Settings& s) {
   const std::pair<const char*, const char*> required[] = {
       {"--num-layers", "model.num_layers"},

@@ -12,11 +12,11 @@ namespace lockstep {
 /// not be kept. ConfigError naming flags that exclude each other.
 void apply_megatron_rules(MegatronSettings& settings);
 
-/// Of them the fields of --bf16, --fp16 and --fp8-format.
+/// The part of it that sets the fields of --bf16, --fp16 and --fp8-format.
 void apply_precision(MegatronSettings& settings);
 
 /// The layers that --moe-layer-freq lists, as in ([0]*1+[1]*26); lists, +, * and parentheses.
-/// ConfigError naming the flag if it is no such expression.
+/// ConfigError naming the flag if it is not such an expression.
 std::vector<int64_t> evaluate_layer_list(const std::string& expression);
 
 }  // namespace lockstep

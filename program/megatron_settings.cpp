@@ -18,7 +18,7 @@ std::optional<Number> parsed(const std::string& text) {
   return error == std::errc() && after == end ? std::optional(number) : std::nullopt;
 }
 
-/// Megatron-LM has whole numbers in fields of floating point: 1000.0.
+/// Megatron-LM has whole numbers in floating-point fields, such as 1000.0.
 std::optional<int64_t> parsed_integer(const std::string& text) {
   if (const auto integer = parsed<int64_t>(text)) return integer;
   const auto number = parsed<double>(text);

@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-/// Flags of a command line to read, and the configuration that is being made of them.
+/// The flags of a command line, and the configuration that is being made from them.
 class MegatronSettings {
  public:
   explicit MegatronSettings(const std::vector<GivenFlag>& flags);
@@ -21,11 +21,11 @@ class MegatronSettings {
   const std::vector<std::string>& values(const std::string& flag) const { return flags_.at(flag); }
   /// The only value of a flag, if it is given.
   std::optional<std::string> value(const std::string& flag) const;
-  /// The same as a number. ConfigError if it is none.
+  /// The same as a number. ConfigError if it is not one.
   std::optional<int64_t> integer(const std::string& flag) const;
   std::optional<double> number(const std::string& flag) const;
 
-  /// Sets a field to a value as it would be written behind --set; a later one replaces it.
+  /// Sets a field to a value as it would be written after --set; a later value replaces it.
   void set(const std::string& field, const std::string& value) { fields_[field] = {value}; }
   void set(const std::string& field, const char* value) { set(field, std::string(value)); }
   void set(const std::string& field, int64_t value) { set(field, std::to_string(value)); }
@@ -35,8 +35,8 @@ class MegatronSettings {
   void unset(const std::string& field) { fields_.erase(field); }
   /// The value that was set.
   std::optional<std::string> found(const std::string& field) const;
-  /// set() with the value of `flag`. ConfigError if it is no number where the field is one; notes
-  /// a choice that the field does not have instead.
+  /// Calls set() with the value of `flag`. ConfigError if the field is a number and the value is
+  /// not. A choice that the field does not have is noted instead.
   void copy(const std::string& flag, const std::string& field);
 
   /// Says what became of `flag`.

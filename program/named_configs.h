@@ -13,19 +13,19 @@ struct NamedConfig {
   std::string description;  ///< the first sentence of the file's first comment; may be empty
 };
 
-/// All of them, by name; none where the program was copied without them. FileError where the folder
-/// or a file cannot be read.
+/// All of them, by name; none if the program was copied without them. FileError if the folder or a
+/// file cannot be read.
 std::vector<NamedConfig> named_configs();
 
-/// The one of that name. ConfigError names the others.
+/// The configuration of that name. ConfigError names the others.
 NamedConfig named_config(const std::string& name);
 
-/// The file that CONFIG on a command line means: `given` where there is a file of that name, else
-/// the configuration that has it as its name. ConfigError where there is neither.
+/// The file that CONFIG on a command line means: `given` if there is such a file, otherwise the
+/// configuration of that name. ConfigError if there is neither.
 std::string config_file(const std::string& given);
 
-/// The file that --machine means: `given` where there is one, else that of `configs/machines/`
-/// which has it as its name. ConfigError names those.
+/// The file that --machine means: `given` if there is such a file, otherwise the one of that name
+/// in `configs/machines/`. ConfigError names those.
 std::string machine_file(const std::string& given);
 
 /// The first sentence of the comment with which `text` begins, lines joined, without '#' and the

@@ -8,7 +8,7 @@
 
 #include "lockstep/program/argument_checks.h"
 
-/// What the commands of `lockstep plan` share: how their errors are told.
+/// The common parts of the commands of `lockstep plan`, such as how they report errors.
 namespace lockstep {
 
 /// Each adds one command to `lockstep plan`.
@@ -22,10 +22,10 @@ void add_plan_audit_command(CLI::App& plan);
 /// the names that `command` has for them: "--world-size (8) is not divisible by --tensor (3)".
 std::string with_option_names(const CLI::App& command, std::string_view message);
 
-/// --world-size of a command that also works without.
+/// Adds --world-size to a command that also works without it.
 void add_optional_world_size(CLI::App& command, std::optional<int64_t>& world_size);
 
-/// --world-size and --machine of a command that needs both; see machine_file().
+/// Adds --world-size and --machine to a command that needs both; see machine_file().
 void add_machine_options(CLI::App& command, int64_t& world_size, std::string& machine_path);
 
 /// Throws FileError unless what `command` has printed has reached standard output.

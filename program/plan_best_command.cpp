@@ -24,7 +24,7 @@ struct BestArguments {
   bool json = false;
 };
 
-/// Where a step's time goes, ms: averages of all ranks.
+/// The parts of a step's time in ms, averaged over all ranks.
 std::map<std::string, double> parts_of(const StepTime& time) {
   std::map<std::string, double> parts = {{"compute", 1e3 * time.compute_s()},
                                          {"bubble", 1e3 * time.bubble_s()},
@@ -38,7 +38,7 @@ std::map<std::string, double> parts_of(const StepTime& time) {
   return parts;
 }
 
-/// The largest part beside compute.
+/// The largest part other than compute.
 std::string limit_of(const SimulatedLayout& layout) {
   const std::map<std::string, double> parts = parts_of(layout.time);
   const auto largest =

@@ -20,7 +20,7 @@ struct BucketsArguments {
   bool json = false;
 };
 
-/// Formats into standard output, in large pieces.
+/// Formats to standard output in large pieces.
 class BufferedOutput {
  public:
   BufferedOutput() = default;
@@ -72,7 +72,7 @@ ParamLayout layout_of(const BucketsArguments& arguments) {
   return compute_param_layout(layout_params(arguments), options);
 }
 
-/// Stands between the items of a list.
+/// Goes between the items of a list.
 class Separator {
  public:
   const char* next() { return std::exchange(text_, ","); }

@@ -23,7 +23,7 @@ std::vector<const CLI::App*> commands_inside(const CLI::App& app) {
   return app.get_subcommands([](const CLI::App*) { return true; });
 }
 
-/// Whether `word` is a configuration that `app` takes, beside the commands inside it.
+/// Whether `word` is a configuration that `app` takes, in addition to its commands.
 bool is_config(const CLI::App& app, const std::string& word) {
   const auto options = app.get_options();
   if (std::none_of(options.begin(), options.end(),
@@ -71,8 +71,8 @@ struct ChosenCommand {
   std::string path = "lockstep";
 };
 
-/// "not expected: --sett; did you mean '--set'?", of the arguments that no command takes; empty
-/// where there are none.
+/// "not expected: --sett; did you mean '--set'?", for the arguments that no command takes; empty if
+/// there are none.
 std::string unexpected_arguments(const CLI::App& program) {
   const std::vector<std::string> found = program.remaining(true);
   if (found.empty()) return "";
@@ -88,8 +88,8 @@ std::string unexpected_arguments(const CLI::App& program) {
                      did_you_mean(near, command.see_help()));
 }
 
-/// Without the C++ frames that libtorch appends, unless they are asked for as everywhere in
-/// PyTorch.
+/// The message without the C++ frames that libtorch appends, unless they are requested as
+/// everywhere in PyTorch.
 std::string without_frames(const std::string& message) {
   const char* const wanted = std::getenv("TORCH_SHOW_CPP_STACKTRACES");
   if (wanted && std::string(wanted) == "1") return message;
@@ -106,7 +106,7 @@ std::string without_frames(const std::string& message) {
   std::_Exit(status);
 }
 
-/// Prints what was asked for, such as --help, or tells what is wrong with the arguments.
+/// Prints what was asked for, such as --help, or says what is wrong with the arguments.
 int end_of_parsing(const CLI::App& program, const CLI::ParseError& parsed) {
   const bool asked_for = parsed.get_exit_code() == 0;
   if (!asked_for) end(2, parsed.what() + ChosenCommand(program).see_help());
@@ -119,7 +119,7 @@ int end_of_parsing(const CLI::App& program, const CLI::ParseError& parsed) {
   return 0;
 }
 
-/// Tells the exit status below every help text.
+/// Adds the exit status to every help text.
 class HelpFormatter : public CLI::Formatter {
  public:
   std::string make_footer(const CLI::App* app) const override {
@@ -133,7 +133,7 @@ class HelpFormatter : public CLI::Formatter {
 int run_program(int argc, char** argv, const std::function<void(CLI::App& program)>& add_commands) {
   tell_faults_of_mapped_files();
   watch_standard_output();
-  std::signal(SIGXFSZ, SIG_IGN);  // so that a write beyond ulimit -f fails, by name
+  std::signal(SIGXFSZ, SIG_IGN);  // so that a write beyond ulimit -f fails with a message
   CLI::App program("Trains transformer models on many devices, on libtorch and c10d.", "lockstep");
   try {
     program.require_subcommand(1);

@@ -31,14 +31,14 @@ struct RankMember {
   std::string name() const { return rank < 0 ? "a spare rank" : fmt::format("rank {}", rank); }
 };
 
-/// Exchanges each of the first `ranks` members that has ended with a spare that waits, of those
-/// after them, as long as there are any. The ranks that stay keep their positions. Returns how
-/// many.
+/// Swaps each of the first `ranks` members that has ended with a waiting spare from those after
+/// them, as long as there are any. The remaining ranks keep their positions. Returns the number of
+/// swaps.
 int64_t put_spares_in_place(std::vector<RankMember>& members, int ranks);
 
-/// Sorts so that `count` of those that wait come first, in the order of their ranks: those that
-/// hold a whole copy of the state together, if any do. Then come the spares, first those that wait,
-/// and those that have ended.
+/// Sorts the members so that `count` of those that wait come first, in the order of their ranks:
+/// those that together hold a whole copy of the state, if any do. Then come the spares, those that
+/// wait first, and finally the members that have ended.
 void put_first(std::vector<RankMember>& members, size_t count);
 
 }  // namespace lockstep

@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kCannotRun = 1;
 
-/// In the new process.
+/// Runs in the new process.
 [[noreturn]] void become_rank(const LaunchedProgram& program, const RankRound& round, int rank) {
   for (const char* const of_outer_launcher : {"TORCHELASTIC_USE_AGENT_STORE", kSpareVariable})
     ::unsetenv(of_outer_launcher);
@@ -73,7 +73,7 @@ pid_t start_rank(const LaunchedProgram& program, const RankRound& round, int ran
   const pid_t process = ::fork();
   if (process != 0) return process;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != starter) std::_Exit(kCannotRun);  // it has died already
+  if (::getppid() != starter) std::_Exit(kCannotRun);  // the starter has died already
   signals.restore();
   ::setenv("TORCHELASTIC_RUN_ID", fmt::format("launch-{}", starter).c_str(), /*overwrite=*/1);
   if (channel) channel->hand_over();

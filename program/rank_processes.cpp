@@ -22,13 +22,13 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr std::chrono::seconds kGrace{10};
-/// What a rank may take, beyond its timeout, to say that it has left its round.
+/// The time that a rank has, beyond its timeout, to say that it has left its round.
 constexpr std::chrono::seconds kTimeToLeave{15};
-/// What a stopped rank is granted once all others wait, or have ended.
+/// The time that a stopped rank has once all others wait or have ended.
 constexpr std::chrono::seconds kTimeToContinue{2};
-/// What ranks may take to resume before new spares start, which would slow them down.
+/// The time that ranks have to resume before new spares start, which would slow them down.
 constexpr std::chrono::seconds kTimeToResume{10};
-/// Of ranks that have not told theirs yet: the longest default of the configuration.
+/// For ranks that have not reported theirs yet: the longest default of the configuration.
 constexpr std::chrono::minutes kLongestTimeout{10};
 constexpr int kFailed = 1;
 constexpr int kRefused = 2, kStopped = 3, kDiverged = 4;
@@ -87,8 +87,8 @@ class Ranks {
     return starts && restarts_ == program_.max_restarts && count(&Member::waits) < program_.ranks;
   }
 
-  /// Gives the first `ranks` members a rank: those that wait learn of it, a process takes the place
-  /// of those that have ended.
+  /// Gives the first `ranks` members a rank: members that wait are told, those that have ended are
+  /// replaced by a new process.
   void begin_round(int ranks) {
     round_ = {.ranks = ranks, .master_port = program_.master_port, .number = rounds_++};
     if (round_.master_port == 0)
@@ -110,7 +110,7 @@ class Ranks {
     }
   }
 
-  /// As many as there are to be.
+  /// Starts the missing spares.
   void start_spares() {
     spares_due_.reset();
     RankRound round = round_;
@@ -158,10 +158,10 @@ class Ranks {
     send(signal);
     for (const Member& member : members_)
       if (member.runs() && member.stopped)
-        ::kill(member.process, SIGCONT);  // else it does not see that signal
+        ::kill(member.process, SIGCONT);  // otherwise it does not see the signal
   }
 
-  /// Ranks that wait are told by their channel.
+  /// Ranks that wait are told through their channel.
   void send(int signal) {
     for (const Member& member : members_)
       if (member.runs() && (!member.waits || signal == SIGKILL)) ::kill(member.process, signal);
@@ -172,7 +172,7 @@ class Ranks {
     for (pid_t process; (process = ::waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED)) > 0;) {
       const auto changed = std::find_if(members_.begin(), members_.end(),
                                         [&](const Member& m) { return m.process == process; });
-      if (changed == members_.end()) continue;  // as process 1 of a container
+      if (changed == members_.end()) continue;  // possible as process 1 of a container
       changed->stopped = WIFSTOPPED(status);
       if (WIFSTOPPED(status) || WIFCONTINUED(status)) continue;
       changed->process = 0;
@@ -188,7 +188,7 @@ class Ranks {
     const std::string end =
         fmt::format("{} (process {}) {}", member.name(), process, end_of_process(status));
     const bool others = count(&Member::runs) > 0;
-    if (member.rank < 0 && (told_to_end_ || code == kRefused)) return;  // the ranks tell
+    if (member.rank < 0 && (told_to_end_ || code == kRefused)) return;  // the ranks report it
     if (member.rank < 0) return tell("{}{}", end, others ? "; the others stay" : "");
     const bool with_the_others = code == kStopped || code == kDiverged;
     if (status_ == 0 || !with_the_others) status_ = code;
@@ -205,8 +205,8 @@ class Ranks {
     begin_meeting(end);
   }
 
-  /// A rank that the signal has killed before it could take it, or a loss that ranks which stay
-  /// would survive but for the signal.
+  /// A rank that the signal killed before it could handle it, or a loss that the remaining ranks
+  /// would survive without the signal.
   bool belongs_to_stop(int status) const {
     return program_.elastic && stop_signal_ && WIFSIGNALED(status);
   }
@@ -261,9 +261,9 @@ class Ranks {
     member.copies = parse_held_copies(waiting.copies);
     fits_ = waiting;
     if (ends_) return member.channel->give({{}, status_, reason_});
-    if (member.rank < 0) return;  // a spare is there
+    if (member.rank < 0) return;  // a spare is ready
     failed_ = true;
-    if (!meets_) kill_stopped();  // for which the others have waited
+    if (!meets_) kill_stopped();  // the others have waited for them
     begin_meeting(
         fmt::format("rank {} (process {}) has left the round", member.rank, member.process));
     watch_stopped();
@@ -347,7 +347,7 @@ class Ranks {
     begin_round(static_cast<int>(*fit));
   }
 
-  /// With all ranks again.
+  /// Begins a round with all ranks again.
   void begin_round_with_spares(int64_t taken) {
     tell("ranks that stay: {}, spares that take part: {}", program_.ranks - taken, taken);
     begin_round(program_.ranks);
@@ -369,18 +369,18 @@ class Ranks {
   std::optional<ReservedPort> port_;  ///< of the last round
   int rounds_ = 0, restarts_ = 0;
   int num_lost_ = 0;          ///< in this round
-  bool failed_ = false;       ///< a rank of this round
-  bool meets_ = false;        ///< ranks that are left wait for the next round
-  bool ends_ = false;         ///< the ranks have been told to
-  int over_ = 0;              ///< not 0: a rank has ended so, as all ranks of a run do
+  bool failed_ = false;       ///< a rank of this round has failed
+  bool meets_ = false;        ///< remaining ranks wait for the next round
+  bool ends_ = false;         ///< the ranks have been told to end
+  int over_ = 0;              ///< not 0: a rank ended with it, as all ranks of a run do
   bool told_to_end_ = false;  ///< by a signal to this process
   int stop_signal_ = 0;       ///< SIGTERM or SIGINT, the only signal to this process so far
   int status_ = 0;
   std::string reason_;  ///< why the ranks are to end
-  std::string folder_;  ///< of the checkpoints, as a rank has told
+  std::string folder_;  ///< of the checkpoints, as a rank reported
   WaitingRank fits_;
   std::optional<milliseconds> timeout_;
-  std::optional<Clock::time_point> deadline_;    ///< of ranks that are to end, or to wait
+  std::optional<Clock::time_point> deadline_;    ///< for ranks that must end, or wait
   std::optional<Clock::time_point> spares_due_;  ///< when new ones replace those that took part
 };
 

@@ -10,34 +10,36 @@ namespace lockstep {
 /// and TORCHELASTIC_RESTART_COUNT; rank 0 serves the store. Their input and output are those of
 /// this process.
 ///
-/// SIGTERM, SIGINT and SIGHUP go on to every rank, unless this process ignored them before; stopped
-/// ranks continue to see them. Where a rank fails, standard error says which and how, and the
-/// others get SIGTERM, ten seconds later SIGKILL. Ranks that exit with 0, 3 (stopped, state saved)
-/// or 4 (diverged) have not failed: all ranks of a run end so, and the others are waited for. When
-/// this process is killed, the system kills the ranks.
+/// SIGTERM, SIGINT and SIGHUP are passed on to every rank, unless this process ignored them before;
+/// stopped ranks continue so that they see them. If a rank fails, standard error says which and
+/// how, and the others get SIGTERM, ten seconds later SIGKILL. Ranks that exit with 0, 3 (stopped,
+/// state saved) or 4 (diverged) have not failed: all ranks of a run end in this way, so the others
+/// are waited for. If this process is killed, the system kills the ranks.
 ///
-/// Where a rank has failed, all are started again once the last one has ended, `max_restarts` times
-/// at most: with the same LOCKSTEP_JOB_ID, the next TORCHELASTIC_RESTART_COUNT and another free
-/// port. Not after a signal to this process, nor where the rank exited with 2: a configuration that
-/// was refused stays refused.
+/// After a failure all ranks are started again once the last one has ended, at most `max_restarts`
+/// times: with the same LOCKSTEP_JOB_ID, the next TORCHELASTIC_RESTART_COUNT and another free port.
+/// There is no restart after a signal to this process, nor if the rank exited with 2: a
+/// configuration that was refused stays refused.
 ///
-/// With `elastic` the others stay (see launch_channel.h): they leave their round, say so and wait.
-/// One that does not within its own timeout and 15 s more, or that a signal has stopped while all
-/// others wait or have ended, is killed and lost as well. A lost spare does not count. Then a
-/// process takes the place of each lost rank, which is one restart. Without one left the ranks that
-/// stay go on alone, as many as the configuration fits; the others wait as spares, take part again
-/// after a further loss, and end with the run. If no number of ranks fits, or none is lost and no
-/// restart is left, all end with status 1. After a first SIGTERM or SIGINT to this process a rank
-/// that a signal kills, be it before it took signals itself, ends the others with status 3.
+/// With `elastic` the other ranks stay (see launch_channel.h): they leave their round, report that
+/// and wait. A rank that does not report it within its own timeout plus 15 s, or that a signal has
+/// stopped while all others wait or have ended, is killed and also counts as lost. A lost spare
+/// does not count. Then a process takes the place of each lost rank, which is one restart. If no
+/// restart is left, the remaining ranks go on alone, as many as the configuration fits; the others
+/// wait as spares, take part again after a further loss, and end with the run. If no number of
+/// ranks fits, or none is lost and no restart is left, all end with status 1. After a first SIGTERM
+/// or SIGINT to this process, a rank that a signal kills, even before it handled signals itself,
+/// ends the others with status 3.
 ///
-/// `spares` processes (see LaunchChannel::spare_of()) start with the ranks and wait for losses.
-/// Where as many wait as ranks are lost, they take those places, which is no restart. Ten seconds
-/// later new processes become the next spares, which is one, if any is left. A spare that is still
-/// starting is waited for after a loss only if no restart is left, and killed when the run ends.
+/// `spares` processes (see LaunchChannel::spare_of()) start with the ranks and wait for losses. If
+/// at least as many wait as ranks are lost, they take those places, which is no restart. Ten
+/// seconds later new processes become the next spares, which is one restart, if any is left. A
+/// spare that is still starting is waited for after a loss only if no restart is left, and is
+/// killed when the run ends.
 ///
-/// Returns, of the last start, the exit status of the first rank that failed, 1 where a signal
-/// killed it; else the first status that is not 0; else 0. CommunicationError where no port is
-/// free, UsageError where the system starts no process.
+/// Returns, for the last start, the exit status of the first rank that failed, 1 if a signal killed
+/// it; otherwise the first status that is not 0; otherwise 0. CommunicationError if no port is
+/// free, UsageError if the system starts no process.
 int run_rank_processes(const LaunchedProgram& program);
 
 }  // namespace lockstep

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kStatusOfStop = 3;
 
-/// libtorch throws for memory whose values another rank would have sent.
+/// libtorch also throws for memory whose values another rank would have sent.
 bool is_of_communication(const std::exception& error, const ParallelState* state) {
   if (dynamic_cast<const CommunicationError*>(&error) != nullptr) return true;
   if (!state || dynamic_cast<const c10::Error*>(&error) == nullptr) return false;
@@ -35,7 +35,7 @@ bool is_of_communication(const std::exception& error, const ParallelState* state
   }
 }
 
-/// Copies in memory are of use to ranks that stay.
+/// Copies in memory help only ranks that stay.
 void check_replicas_in_memory(const Config& config, bool stays, int64_t world_size) {
   const int64_t replicas = config.checkpoint.in_memory_replicas;
   if (replicas == 0) return;
@@ -79,7 +79,7 @@ class Rounds {
   }
 
  private:
-  /// What ended the round, if another can begin.
+  /// Why the round ended, if another can begin; unset when training is over.
   std::optional<std::string> lost_in_round() {
     std::unique_ptr<ParallelState> state;
     try {
@@ -128,7 +128,7 @@ class Rounds {
   JobStart start_;
   c10::Device device_ = c10::kCPU;
   StateCopies copies_;
-  std::unique_ptr<LaunchChannel> channel_;  ///< null: nothing comes after a lost rank
+  std::unique_ptr<LaunchChannel> channel_;  ///< null: no round follows a lost rank
   bool is_spare_ = false;                   ///< until its first order
   int64_t first_world_size_ = 0;            ///< no round has more ranks
 };

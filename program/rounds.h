@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// What a round of a training has.
+/// The context of one round of a training.
 struct Round {
   const Config& config;  ///< with the batch size of the run's first round
   const ParallelState& state;
@@ -19,15 +19,16 @@ struct Round {
 };
 
 /// Trains as the rank that the launcher's environment describes: meets the other ranks and calls
-/// `train`. What it throws ends the program, after the other ranks have learned of it: ExitStatus
-/// with the rank's number in the message.
+/// `train`. An exception from this ends the program after the other ranks have learned of it:
+/// ExitStatus with the rank's number in the message.
 ///
-/// With train.elastic = dp, where `lockstep launch` has started this rank, a CommunicationError (a
-/// rank is lost, or nobody answers) does not end it. Whatever belongs to the round goes, the rank
-/// waits for its launcher's word and begins the next one, with its device and in its process. A
-/// spare (LaunchChannel::spare_of()) waits for that word before its first round.
+/// With train.elastic = dp, if `lockstep launch` has started this rank, a CommunicationError (a
+/// rank is lost, or does not answer) does not end the program. The rank destroys whatever belongs
+/// to the round, waits for its launcher's order and begins the next round, with the same device and
+/// in the same process. A spare (LaunchChannel::spare_of()) waits for that order before its first
+/// round.
 /// `folder` is where the run saves, and from where it resumes; empty: nowhere. ConfigError:
-/// checkpoint.in_memory_replicas of ranks that do not stay, or are too few.
+/// checkpoint.in_memory_replicas for ranks that do not stay, or that are too few.
 void run_rounds(Config config, const std::string& folder,
                 const std::function<void(const Round&)>& train);
 

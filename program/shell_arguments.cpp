@@ -33,7 +33,7 @@ class ShellReader {
     return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\n';
   }
 
-  /// Blanks, comments and line breaks behind a backslash; with `lines`, line breaks too.
+  /// Skips blanks, comments and line breaks after a backslash; with `lines`, all line breaks.
   void skip_blanks(bool lines) {
     for (; at_ < text_.size(); ++at_) {
       if (peek() == '\\' && peek(1) == '\n') {
@@ -46,7 +46,7 @@ class ShellReader {
     }
   }
 
-  /// Up to the end of a line, or a ; & or |.
+  /// Reads up to the end of a line, or a ; & or |.
   void read_command() {
     Words words;
     for (;;) {
@@ -62,7 +62,7 @@ class ShellReader {
     take(words);
   }
 
-  /// As in 2>&1 or > file.
+  /// Reads a redirection, as in 2>&1 or > file.
   bool read_redirection() {
     const size_t arrow = std::min(text_.find_first_not_of("0123456789", at_), text_.size());
     if (arrow == text_.size() || (text_[arrow] != '<' && text_[arrow] != '>')) return false;
@@ -75,7 +75,7 @@ class ShellReader {
 
   static bool ends_command(char c) { return c == '\n' || c == ';' || c == '&' || c == '|'; }
 
-  /// NAME=value is an assignment where only these stand before it.
+  /// NAME=value is an assignment if only these words come before it.
   static bool is_assignment_place(const Words& words) {
     return std::all_of(words.begin(), words.end(), [](const std::string& word) {
       return word == "export" || word == "then" || word == "else" || word == "do" ||
@@ -126,7 +126,7 @@ class ShellReader {
     return true;
   }
 
-  /// Appends the next word; several where an expansion outside quotes holds blanks.
+  /// Appends the next word; several words if an expansion outside quotes holds blanks.
   void read_word(Words& words, bool splits = true) {
     const size_t begin = at_;
     std::string word;
@@ -183,7 +183,7 @@ class ShellReader {
       inner.read_word(words, /*splits=*/false);
   }
 
-  /// The value behind a $. What is not known stays as it is.
+  /// The value after a $. Unknown expansions stay as they are.
   std::string read_expansion() {
     const size_t begin = at_++;
     if (peek() == '{') {

@@ -8,7 +8,7 @@ void note_sigterm();
 /// The same for SIGINT.
 void note_sigint();
 
-// A further signal of the two ends the process at once, unless it comes within a second of the
+// A further one of these signals ends the process at once, unless it comes within a second of the
 // first: launchers pass on what the terminal has sent to all processes already.
 
 /// The signal that was noted; 0: none.

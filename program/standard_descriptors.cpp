@@ -55,7 +55,7 @@ StandardOutput& standard_output() {
 void open_standard_descriptors() {
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(descriptor, F_GETFD) >= 0 || errno != EBADF) continue;
-    // The lowest free number, which is this one.
+    // open() takes the lowest free number, which is this one.
     const int flags = descriptor == STDERR_FILENO ? O_WRONLY : O_RDONLY;
     if (::open("/dev/null", flags) != descriptor) std::_Exit(1);
   }

@@ -7,15 +7,15 @@
 
 namespace lockstep {
 
-/// Whether standard output is a terminal that pictures can be drawn over again on.
+/// Whether standard output is a terminal on which pictures can be redrawn.
 bool terminal_can_redraw();
 
-/// Of the terminal on standard output: its size, 80 by 24 where that is not known, and whether the
-/// locale (LC_ALL, LC_CTYPE, LANG) is UTF-8.
+/// The size of the terminal on standard output, 80 by 24 if it is not known, and whether the locale
+/// (LC_ALL, LC_CTYPE, LANG) is UTF-8.
 TerminalSize terminal_size();
 
-/// A picture on standard output that is drawn over again, on the terminal's second screen. The end
-/// of its life shows the first screen as it was.
+/// A picture on standard output that is redrawn, on the terminal's alternate screen. The destructor
+/// restores the main screen.
 class TerminalPicture {
  public:
   TerminalPicture();
@@ -26,7 +26,7 @@ class TerminalPicture {
   void show(const std::vector<std::string>& lines);
 };
 
-/// Each in a line of standard output.
+/// Prints each as a line to standard output.
 void print_lines(const std::vector<std::string>& lines);
 
 }  // namespace lockstep

@@ -40,7 +40,7 @@ bool succeeds(const std::vector<std::string>& command) {
          WEXITSTATUS(status) == 0;
 }
 
-/// "/usr/bin/python3" of a script that begins with "#!/usr/bin/python3"; empty for another file.
+/// "/usr/bin/python3" for a script that begins with "#!/usr/bin/python3"; empty for another file.
 std::string python_of(const std::string& script) {
   constexpr size_t kLongestLine = 256;
   InputFile file(script);
@@ -65,7 +65,7 @@ bool works(const std::string& torchrun) {
                    "import importlib.util, sys; sys.exit(not importlib.util.find_spec('torch'))"});
 }
 
-/// bin/ of the environment where this file is lib/python3.X/site-packages/lockstep/bin/lockstep.
+/// bin/ of the environment if this file is lib/python3.X/site-packages/lockstep/bin/lockstep.
 std::filesystem::path environment_folder() {
   const auto packages = program_file().parent_path().parent_path().parent_path();
   if (packages.filename() != "site-packages" && packages.filename() != "dist-packages") return {};

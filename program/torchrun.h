@@ -3,15 +3,15 @@
 #include <string>
 #include <vector>
 
-/// torchrun as the starter of `lockstep launch`. Nothing here needs libtorch.
+/// torchrun as a starter for `lockstep launch`. Nothing here needs libtorch.
 namespace lockstep {
 
-/// The first torchrun that works: of the Python environment in which this program is installed as a
-/// wheel, else of a folder on PATH. Empty where there is none. A script works where the Python that
-/// it names has torch; what is no Python script, where `torchrun --help` exits with 0.
+/// The first torchrun that works: that of the Python environment in which this program is installed
+/// as a wheel, otherwise one in a folder on PATH. Empty if there is none. A Python script works if
+/// the Python that it names has torch; anything else works if `torchrun --help` exits with 0.
 std::string find_torchrun();
 
-/// Replaces this process. Throws UsageError where that fails.
+/// Replaces this process. Throws UsageError if that fails.
 [[noreturn]] void become(const std::vector<std::string>& command);
 
 }  // namespace lockstep

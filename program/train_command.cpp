@@ -51,7 +51,7 @@ std::string products_of(const TrainConfig& config) {
                      to_string(config.fp8_recipe));
 }
 
-/// What rank 0 tells of the run.
+/// Reports the run on rank 0.
 class Reporter {
  public:
   Reporter(const Config& config, c10::Device device)
@@ -96,7 +96,7 @@ class Reporter {
     write(metrics);
     display_.iteration(metrics, metrics.memory_bytes.value_or(0));
   }
-  /// The run has loaded the checkpoint at `path`; empty: there is none, and it goes on.
+  /// The run has loaded the checkpoint at `path`; empty: there is none, and the run goes on.
   void go_back(Trainer& trainer, const std::string& path) {
     if (path.empty())
       return display_.message("a spike, and no checkpoint to go back to: its update is skipped");
@@ -120,7 +120,7 @@ class Reporter {
     display_.test(metrics);
   }
   void message(const std::string& text) { display_.message(text); }
-  /// Leaves the picture of the loss, where that can be written.
+  /// Writes the picture of the loss, if possible.
   void end() {
     if (folder_.empty() || last_iteration_ == 0) return;
     try {
@@ -170,7 +170,7 @@ std::string save_folder(const Config& config, const std::string& output) {
   return output.empty() ? "" : output + "/checkpoint";
 }
 
-/// What can be known before the run starts.
+/// Checks what can be known before the run starts.
 void check_sample(const Config& config, const std::string& folder) {
   require<ConfigError>(
       config.train.sample_tokens == 0 || !folder.empty() || holds_whole_model(config),
@@ -193,7 +193,7 @@ std::string told_of_stop(const Trainer& trainer, const std::string& folder) {
       folder.empty() ? "; nothing is saved without checkpoint.save or --output" : "");
 }
 
-/// Empty without --profile.
+/// Null without --profile.
 std::unique_ptr<ProfileWindow> profile_window(const Config& config, const TrainArguments& arguments,
                                               const ParallelState& state) {
   if (arguments.profile.empty()) return nullptr;
@@ -213,7 +213,7 @@ void end_profile(ProfileWindow* profile, Tell tell) {
                                : "profile: wrote nothing, the run did not reach these iterations");
 }
 
-/// All ranks end with the status, rank 0 tells.
+/// All ranks end with the status; rank 0 says why.
 [[noreturn]] void end_as_diverged(const std::string& what, const Trainer& trainer,
                                   const RunCheckpoints& checkpoints, const ParallelState& state) {
   if (state.rank() != 0) throw ExitStatus{kDiverged, ""};
@@ -230,7 +230,7 @@ void end_profile(ProfileWindow* profile, Tell tell) {
                            trainer.iteration());
 }
 
-/// A note where the learning rate's decay ends before the training does; empty otherwise.
+/// A note if the learning rate's decay ends before the training does; empty otherwise.
 std::string early_end_of_decay(const Config& config) {
   const OptimizerConfig& optimizer = config.optimizer;
   const int64_t decay = optimizer.lr_decay_iters.value_or(config.train.train_iters);
@@ -306,14 +306,14 @@ void train(const Round& round, const TrainArguments& arguments) {
     end_as_diverged(trainer.divergence(), trainer, checkpoints, state);
   if (is_stop(trainer.end())) end_as_stopped(trainer, state);
   if (trainer.config().train.sample_tokens == 0) return;
-  (void)trainer.state(/*with_optimizer=*/false);  // gathers what the ranks share out
+  (void)trainer.state(/*with_optimizer=*/false);  // gathers what is sharded over the ranks
   if (!standard_output_is_open())
     tell("standard output is closed: the text of train.sample_tokens is not written");
   else if (reporter)
     std::cout << sample_text(std::move(owned), checkpoints.path(), state.device()) << std::endl;
 }
 
-/// What is written into the folder of --output needs one.
+/// Refuses settings that write into the folder of --output if there is none.
 void check_output(const Config& config, const TrainArguments& arguments) {
   require<ConfigError>(!config.train.tensorboard || !arguments.output.empty(),
                        "train.tensorboard: --output is missing, which names the folder of the "

@@ -26,7 +26,7 @@ struct WatchArguments {
   double interval = 1;
 };
 
-/// Sets what config.textproto tells; a file of another version tells nothing.
+/// Sets the facts from config.textproto; a file of another version gives none.
 void read_config(const std::string& path, RunFacts& facts) {
   if (kind_of_file(path) != FileKind::regular) return;
   try {
@@ -38,7 +38,7 @@ void read_config(const std::string& path, RunFacts& facts) {
   }
 }
 
-/// A run's files, looked at again and again.
+/// The files of a run, which are polled.
 class WatchedRun {
  public:
   explicit WatchedRun(const std::string& run) : reader_(metrics_path(run), fields_of_run_view()) {
@@ -47,7 +47,7 @@ class WatchedRun {
     facts_.name = run;
   }
 
-  /// Whether there is anything new.
+  /// Reads what is new; returns whether there was anything.
   bool look() {
     const bool changed = reader_.read_more();
     if (!facts_.train_iters) read_config(files_.config, facts_);
@@ -62,7 +62,7 @@ class WatchedRun {
   }
 
  private:
-  /// A run leaves its picture when it ends; one that was killed after its last iteration does not.
+  /// A run writes its picture when it ends; one that was killed after its last iteration does not.
   bool has_ended() const {
     constexpr double kQuiet = 60;
     if (is_newer(files_.loss_svg, reader_.path())) return true;
@@ -75,7 +75,7 @@ class WatchedRun {
   RunFacts facts_;
 };
 
-/// Waits, for a signal too. Whether a signal came.
+/// Waits for the time or a signal. Returns whether a signal came.
 bool wait_for_signal(double seconds) {
   ::poll(nullptr, 0, static_cast<int>(seconds * 1000));
   return noted_signal() != 0;
@@ -85,9 +85,9 @@ bool same_size(const TerminalSize& a, const TerminalSize& b) {
   return a.columns == b.columns && a.rows == b.rows;
 }
 
-/// Until the run ends or a signal comes; the last view.
+/// Shows the run until it ends or a signal comes; returns the last view.
 std::vector<std::string> follow(WatchedRun& run, double interval) {
-  constexpr double kLook = 0.2;  // seconds between looks at the size and for signals
+  constexpr double kLook = 0.2;  // seconds between checks of the size and for signals
   TerminalPicture picture;
   TerminalSize size;
   double left = 0;

@@ -1,9 +1,9 @@
-"""Writes datasets/pieces/unicode_ranges.h and unicode_letters.h, the classes of characters that the
-splitting of texts distinguishes, as tiktoken's regular expressions know them; those of PyPI's
-tokenizers are the same. And unicode_marks.h, the characters that tokenizers' normalization joins to what comes before them,
-or lets pass one another.
+"""Writes datasets/pieces/unicode_ranges.h and unicode_letters.h: the character classes by which
+texts are split, as tiktoken's regular expressions define them; those of PyPI's tokenizers are the
+same. Also writes unicode_marks.h: the characters that tokenizers' normalization joins to the
+preceding characters or reorders.
 
-Run where tiktoken and tokenizers are installed: python scripts/unicode_ranges.py
+Run it with tiktoken and tokenizers: python scripts/unicode_ranges.py
 """
 
 import pathlib
@@ -17,7 +17,7 @@ COLUMNS = 100
 
 
 def joined(points):
-    """Ascending code points as (first, last)."""
+    """Joins ascending code points into ranges (first, last)."""
     ranges = []
     for point in points:
         if ranges and ranges[-1][1] == point - 1:
@@ -32,14 +32,14 @@ def characters():
 
 
 def ranges_of(pattern):
-    """Code points that the pattern matches: what it does not match is dropped."""
+    """Returns the code points that the pattern matches; tiktoken drops all others."""
     encoding = tiktoken.Encoding("class", pat_str=pattern, mergeable_ranks=BYTES, special_tokens={})
     return joined(point for point in characters() if encoding.encode(chr(point)))
 
 
 def combining_ranges():
-    """Characters that trade places with a mark, and all but the first of those that another one is
-    composed of."""
+    """Returns characters that normalization reorders or joins to the preceding ones, and all but
+    the first character of every decomposition."""
     composed, decomposed = tokenizers.normalizers.NFC(), tokenizers.normalizers.NFD()
     found = set()
     for point in characters():
@@ -53,7 +53,7 @@ def combining_ranges():
 
 
 def classes(*names):
-    """Tables of Unicode's classes, given as pairs of a name and Unicode's short one."""
+    """Returns tables of Unicode's classes, given as pairs of our name and Unicode's short name."""
     return [(name, ranges_of(rf"\p{{{short}}}")) for name, short in names]
 
 

@@ -13,14 +13,14 @@
 namespace lockstep {
 namespace {
 
-/// Of the checkpoint from which the run would resume now.
+/// The global batch of the checkpoint from which the run would resume now.
 std::optional<int64_t> saved_global_batch(const CheckpointConfig& config, const std::string& folder,
                                           const JobStart& start) {
   try {
     const std::string path = checkpoint_to_resume_from(config, folder, start);
     return path.empty() ? std::nullopt : CheckpointReader(path).config().train.global_batch_size;
   } catch (const FileError&) {
-    return std::nullopt;  // who loads it tells
+    return std::nullopt;  // loading it reports the error
   }
 }
 

@@ -33,7 +33,7 @@ void check(const TokenLists& prompts, const GenerateOptions& options) {
                        options.vocabulary_size.value_or(1));
 }
 
-/// A token of `logits` [vocabulary] for a `uniform` number in [0, 1).
+/// Draws a token from `logits` [vocabulary] with a `uniform` number in [0, 1).
 int64_t sample(const at::Tensor& logits, const GenerateOptions& options, double uniform) {
   if (options.temperature == 0) return logits.argmax().item<int64_t>();
   int64_t count = options.top_k == 0 ? logits.numel() : std::min(options.top_k, logits.numel());
@@ -72,7 +72,7 @@ class Sequences {
   void add(size_t i, int64_t token) { row(i)[lengths_[i]++].fill_(token); }
 
   /// Logits [batch, vocabulary] after the first `length` tokens of each, which must not be fewer
-  /// than before. What a sequence lacks counts as token 0.
+  /// than before. Missing tokens count as token 0.
   at::Tensor logits_after(int64_t length) {
     const int64_t window = model_.config().seq_length;
     const bool cached = cache_ && length <= window;
@@ -85,7 +85,7 @@ class Sequences {
     const at::Tensor logits = has_logits ? output.select(1, -1).to(at::kDouble).contiguous()
                                          : at::empty({tokens_.size(0), model_.config().vocab_size},
                                                      options_.dtype(at::kDouble));
-    // The last rank is of the last stage. All take its bits, so that none goes another way.
+    // The last rank is on the last stage. All ranks take its bits, so that none diverges.
     if (state_.world_size() > 1)
       broadcast(state_.world(), logits, state_.world_size() - 1, kLogits).wait();
     return logits.cpu();
@@ -95,7 +95,7 @@ class Sequences {
   static constexpr const char* kHidden = "hidden of generated tokens";
   static constexpr const char* kLogits = "logits of generated tokens";
 
-  /// Of the tokens from `first` to `length`: themselves, or what the stage before makes of them.
+  /// The input for the tokens from `first` to `length`: the tokens, or the stage before's output.
   GPTInput input_of(int64_t first, int64_t length) const {
     if (model_.stage().has_embedding)
       return {.tokens = tokens_.slice(1, first, length).to(options_.device())};

@@ -61,7 +61,7 @@ void IterationTelemetry::settle(IterationMetrics& metrics, std::span<const doubl
   if (parallel_state_.device().is_cpu()) clock().end();
   if (clock().has_ended_step()) {
     metrics.times = clock().take();
-    if (optimizer_.is_offloaded())  // the host has updated since, and the device waited
+    if (optimizer_.is_offloaded())  // the host has updated meanwhile; the device waited
       (*metrics.times)[StepPart::optimizer] +=
           std::max(0.0, metrics.iteration_ms - metrics.times->total());
     metrics.iteration_ms = metrics.times->total();

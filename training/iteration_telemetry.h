@@ -14,7 +14,7 @@
 
 namespace lockstep {
 
-/// What is measured in each iteration besides its loss. For this the ranks exchange only what they
+/// The measurements of each iteration besides its loss. For them the ranks exchange only what they
 /// append to numbers that are summed anyway and, with train.log_grad_norm_per_group, what
 /// GroupGradNorms exchanges.
 class IterationTelemetry {

@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::string_view kPrevious = "metrics.previous.", kEnding = "jsonl";
 
-/// The iteration of a line; empty where it is no line of metrics.
+/// The iteration of a line; unset if it is not a line of metrics.
 std::optional<int64_t> iteration_of_line(std::string_view line) {
   const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   const bool known =
@@ -30,8 +30,8 @@ std::optional<int64_t> iteration_of_line(std::string_view line) {
   return known ? std::optional(json.at("iteration").get<int64_t>()) : std::nullopt;
 }
 
-/// The whole lines of a file up to the iteration from which the run goes on, and whether that
-/// iteration's is the run's own.
+/// The whole lines of a file up to the iteration from which the run resumes, and whether the line
+/// of that iteration is the run's own.
 struct KeptLines {
   std::string text;
   bool of_this_run = false;
@@ -51,7 +51,7 @@ KeptLines lines_until(std::string_view text, const MetricsResume& resume) {
   return kept;
 }
 
-/// 1 of "metrics.previous.jsonl", 3 of "metrics.previous.3.jsonl"; 0 of any other name.
+/// 1 for "metrics.previous.jsonl", 3 for "metrics.previous.3.jsonl"; 0 for any other name.
 int64_t number_of(std::string_view name) {
   if (!name.starts_with(kPrevious) || !name.ends_with(kEnding)) return 0;
   name.remove_prefix(kPrevious.size());
@@ -106,7 +106,7 @@ Json json_of(const SlowestRank& slowest) {
           {"iterations", Json::array({slowest.first_iteration, slowest.last_iteration})}};
 }
 
-/// Of what not every line has.
+/// Adds the fields that not every line has.
 void add_telemetry(Json& line, const IterationMetrics& metrics) {
   const auto add = [&](const char* name, const auto& value) {
     if (value) line[name] = *value;

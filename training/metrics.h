@@ -33,23 +33,23 @@ struct IterationMetrics {
   bool skipped = false;          ///< the gradient was not finite, so nothing was updated
   /// With train.on_spike: the spike for which the update was skipped.
   Spike spike = Spike::none;
-  /// Of the gradient, with optimizer.log_num_zeros_in_grad.
+  /// Zeros of the gradient, with optimizer.log_num_zeros_in_grad.
   std::optional<int64_t> num_zeros_in_grad = {};
   double loss_scale = 1;  ///< of this iteration; written if it is not 1
-  /// Of word embeddings and output layer, with optimizer.decoupled_lr.
+  /// The learning rate of word embeddings and output layer, with optimizer.decoupled_lr.
   std::optional<double> decoupled_learning_rate = {};
-  /// Of this rank, with train.log_step_times; adds up to iteration_ms.
+  /// This rank's times, with train.log_step_times; they add up to iteration_ms.
   std::optional<StepTimes> times = {};
   /// Operations of the model (see model_flops_per_token()) on each device, in TFLOP/s.
   std::optional<double> model_tflops_per_device = {};
   std::optional<double> utilisation = {};  ///< that as a share of the device's peak
   /// See memory_use(); of this rank, after the iteration.
   std::optional<int64_t> memory_bytes = {}, peak_memory_bytes = {};
-  /// Of each parameter group of this rank, by name, if there are several.
+  /// The rate of each parameter group of this rank, by name, if there are several.
   std::vector<NamedNumber> learning_rates = {};
-  /// Of each parameter group of the model, with train.log_grad_norm_per_group.
+  /// The norm of each parameter group of the model, with train.log_grad_norm_per_group.
   std::vector<NamedNumber> grad_norms = {};
-  /// Over the iterations since the last one that had this field.
+  /// The slowest rank over the iterations since the last one that had this field.
   std::optional<SlowestRank> slowest_rank = {};
 };
 
@@ -83,7 +83,7 @@ std::vector<Scalar> to_scalars(const TestMetrics& metrics);
 /// the same line.
 uint32_t checksum_of_line(std::string_view line);
 
-/// Where a run continues.
+/// The point from which a run continues.
 struct MetricsResume {
   int64_t iteration = 0;  ///< of its checkpoint; 0: it starts from scratch
   /// checksum_of_line() of that iteration, according to the checkpoint. Without it metrics.jsonl is
@@ -108,7 +108,7 @@ class MetricsFile {
   MetricsFile(const MetricsFile&) = delete;
   MetricsFile& operator=(const MetricsFile&) = delete;
 
-  /// What to tell the user about files of other runs; empty if there is nothing.
+  /// A note to the user about files of other runs; empty if there is nothing.
   const std::string& note() const { return note_; }
 
   /// FileError with the path and the system's reason.

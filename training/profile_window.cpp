@@ -23,7 +23,7 @@ using torch::profiler::impl::ActivityType;
 using torch::profiler::impl::ProfilerConfig;
 using torch::profiler::impl::ProfilerState;
 
-/// Name and boot, so that a host that was started anew, whose clock may have been set, is another.
+/// Name and boot, so that a rebooted host, whose clock may have been set, counts as another.
 std::string name_of_host() {
   std::array<char, 256> name = {};
   ::gethostname(name.data(), name.size() - 1);
@@ -52,7 +52,7 @@ ProfilerConfig profiler_config() {
                         /*with_modules=*/false, all_threads);
 }
 
-/// Kineto reports on standard error that it finds no GPU.
+/// Keeps Kineto from reporting on standard error that it finds no GPU.
 void quieten_kineto() { ::setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0); }
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// What the progress line shows besides an iteration's metrics.
+/// The data that the progress line shows besides an iteration's metrics.
 struct ProgressStatus {
   int64_t train_iters = 0;
   int64_t memory_bytes = 0;  ///< of this process, or of its CUDA device

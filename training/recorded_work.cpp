@@ -13,7 +13,7 @@ void wait_for(c10::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
-/// Ends a capture that failed; what made it fail is the error to tell.
+/// Ends a capture that failed; the error to report is the one that made it fail.
 void give_up(kernels::DeviceGraph& graph) {
   try {
     graph.end_capture();

@@ -14,9 +14,9 @@
 
 namespace lockstep {
 
-/// What a function launched on this rank's device, including its communication. What the host did
-/// in that function is not repeated, and what it passed to the device (addresses, numbers by value)
-/// stays the same.
+/// The work that a function launched on this rank's device, including its communication. What the
+/// host did in that function is not repeated, and what it passed to the device (addresses, numbers
+/// by value) stays the same.
 class RecordedWork {
  public:
   explicit RecordedWork(const ParallelState& parallel_state);
@@ -44,8 +44,8 @@ class RecordedWork {
 /// A micro-batch at a fixed address, for recorded work that reads it.
 class StaticInput {
  public:
-  /// With the shapes of `like`, which has tokens and labels, possibly positions in documents, and
-  /// no documents that bound attention.
+  /// Has the shapes of `like`, which has tokens and labels, possibly positions in documents, and no
+  /// documents that bound attention.
   StaticInput(const GPTInput& like, const ParallelState& parallel_state);
 
   /// Copies a micro-batch into it, on the current stream.

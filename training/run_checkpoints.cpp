@@ -16,7 +16,7 @@ namespace {
 constexpr std::string_view kFound = "found ";
 constexpr const char* kRemoved = "removed";
 
-/// Rank 0's word on which checkpoint `folder` means; empty if it holds none.
+/// The checkpoint that `folder` means, as rank 0 finds it; empty if it holds none.
 std::string agree_on_checkpoint(const std::string& folder, const ParallelState& state) {
   std::string mine;
   if (state.rank() == 0 && has_checkpoint(folder))
@@ -37,13 +37,13 @@ std::string newest_of_job(const std::string& folder, const std::string& job_id) 
   return "";
 }
 
-/// The same where the launcher has started the job again.
+/// The same if the launcher has restarted the job; otherwise empty.
 std::string newest_after_restart(const std::string& folder, const JobStart& start) {
   const bool looks = !start.job_id.empty() && start.restarts > 0 && !folder.empty();
   return looks ? newest_of_job(folder, start.job_id) : "";
 }
 
-/// Rank 0 keeps the folder for the run; all ranks fail if another run has it.
+/// Rank 0 locks the folder for the run; all ranks fail if another run has it.
 std::unique_ptr<FolderLock> lock_folder(const std::string& folder, const std::string& given_as,
                                         const ParallelState& state) {
   std::unique_ptr<FolderLock> lock;
@@ -120,7 +120,7 @@ void check_same_model(CheckpointReader& checkpoint, const Config& config, bool s
   }
 }
 
-/// The next save tries again, and tells what it cannot remove.
+/// Ignores errors: the next save tries again and reports what it cannot remove.
 void remove_what_earlier_runs_left(const std::string& folder) {
   try {
     remove_leftovers(folder);

@@ -21,8 +21,9 @@ class CopyLoader;
 std::string checkpoint_to_resume_from(const CheckpointConfig& config, const std::string& folder,
                                       const JobStart& start);
 
-/// What the fields of `checkpoint` in a run's configuration ask for: loading at the start, saving
-/// and copying during the run, saving at the end. Every rank has one and makes the same calls.
+/// Does what the fields of `checkpoint` in a run's configuration ask for: loading at the start,
+/// saving and copying during the run, saving at the end. Every rank has one and makes the same
+/// calls.
 class RunCheckpoints {
  public:
   /// `folder` is where to save; empty: nowhere. Collective; as long as this object lives, no other
@@ -53,7 +54,7 @@ class RunCheckpoints {
   /// from the saved one and changes what the weights mean, such as the number of heads.
   std::optional<std::string> load(Trainer& trainer);
   static constexpr const char* kInMemory = "the ranks' memory";
-  /// What to tell the user about load().
+  /// A note to the user about load().
   const std::string& note() const { return note_; }
 
   /// Goes back to the checkpoint that was saved last, else to the one that the run resumed from.
@@ -86,7 +87,7 @@ class RunCheckpoints {
   /// removed it or saved that step again. Collective.
   bool load_from(const std::string& path, Trainer& trainer, bool finetune);
   std::string known_until(int64_t iteration) const;
-  /// What load() begins with.
+  /// The checkpoints and copies with which load() begins.
   struct Found {
     std::shared_ptr<CopyLoader> copy;  ///< null: none is whole
     std::string of_job;                ///< the newest checkpoint that the job has saved

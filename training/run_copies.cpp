@@ -20,7 +20,7 @@ void RunCheckpoints::begin_copies() {
                                             start_.restarts);
 }
 
-/// What a lone rank keeps is lost with it.
+/// A lone rank makes no copy: it would be lost with the rank.
 void RunCheckpoints::copy(Trainer& trainer) {
   if (copier_)
     copier_->copy(trainer.state(/*with_optimizer=*/true), trainer.progress(), trainer.config());
@@ -52,7 +52,7 @@ std::shared_ptr<CopyLoader> RunCheckpoints::look_for_copy(const std::string& on_
   return nullptr;
 }
 
-/// A spike leads back to what the run would have resumed from without the copy.
+/// After a spike, the run goes back to what it would have resumed from without the copy.
 bool RunCheckpoints::load_copy(Trainer& trainer, const Found& found) {
   const std::string problem = read_copy(*found.copy, trainer);
   if (!problem.empty()) {

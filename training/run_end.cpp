@@ -7,7 +7,7 @@ namespace {
 
 constexpr RunEnd kLastWish = RunEnd::launcher_lost;
 
-/// The ranks that want an end are counted in a digit of their own, in base ranks + 1.
+/// The number of ranks that want an end has a digit of its own, in base ranks + 1.
 double digit(RunEnd end, int64_t ranks) {
   return std::pow(static_cast<double>(ranks + 1), static_cast<int>(end) - 1);
 }

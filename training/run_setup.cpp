@@ -15,7 +15,7 @@
 namespace lockstep {
 namespace {
 
-/// Blocks (CTAs) of a message between stages. Its receiver keeps them busy until it has come.
+/// Blocks (CTAs) of a message between stages. The receiver occupies them until it has arrived.
 constexpr int64_t kMessageCtas = 4;
 
 std::map<GroupKind, GroupOptions> group_options(const ParallelConfig& parallel,
@@ -47,9 +47,9 @@ void check_cuda_graph(const Config& config) {
   check(!step || !config.ddp.check_for_large_grads, "ddp.check_for_large_grads", "false");
   check(!step || !scale_adapts_itself(config), "a loss scale that adapts itself",
         "bf16, fp32, fp64, or optimizer.loss_scale");
-  // The blocks of attention are another list in each micro-batch.
+  // Each micro-batch has another list of attention blocks.
   check(!config.data.reset_attention_mask, "data.reset_attention_mask", "false");
-  // A mean's number of tokens goes into the graph.
+  // With a mean, the number of tokens becomes part of the graph.
   const bool per_token =
       config.ddp.calculate_per_token_loss.value_or(!config.ddp.average_in_collective);
   check(!config.data.eod_mask_loss || per_token,

@@ -38,8 +38,8 @@ void prepare_cuda(const Config& config);
 c10::Device choose_device(DeviceChoice choice, const LaunchEnvironment& environment,
                           std::optional<int64_t> visible = std::nullopt);
 
-/// What a run on the CPU tells its user if `choice` is auto and NVIDIA's driver lists GPUs, each as
-/// one entry in `folder`; empty otherwise.
+/// A note to the user of a run on the CPU if `choice` is auto and NVIDIA's driver lists GPUs, each
+/// as one entry in `folder`; empty otherwise.
 std::string unused_gpus(DeviceChoice choice, c10::Device device,
                         const std::string& folder = "/proc/driver/nvidia/gpus");
 

@@ -36,7 +36,7 @@ ScoreRequest parse_request(std::string_view line, const std::string& path, int64
           number};
 }
 
-/// Characters that Python's str.rstrip() takes away.
+/// Characters that Python's str.rstrip() removes.
 constexpr std::string_view kSpaces[] = {" ",      "\t",     "\n",     "\v",     "\f",     "\r",
                                         "\x1c",   "\x1d",   "\x1e",   "\x1f",   "\u0085", "\u00a0",
                                         "\u1680", "\u2000", "\u2001", "\u2002", "\u2003", "\u2004",

@@ -15,7 +15,7 @@ enum class Spike { none, loss, grad_norm };
 /// "loss", "grad_norm"; empty for none.
 std::string_view name_of(Spike spike);
 
-/// What an iteration must not exceed.
+/// The limits that an iteration must not exceed.
 struct SpikeLimits {
   double loss = std::numeric_limits<double>::infinity();
   double grad_norm = std::numeric_limits<double>::infinity();

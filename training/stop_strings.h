@@ -17,7 +17,7 @@ class StopStrings {
   std::string add(std::string_view piece);
   /// Whether a stop string has occurred; nothing is added after it.
   bool found() const { return found_; }
-  /// What was held back, if the text ends without any of the strings.
+  /// The part that was held back, if the text ends without any of the strings.
   std::string rest();
 
  private:

@@ -24,8 +24,8 @@ namespace {
 constexpr const char* kLoss = "loss";
 constexpr size_t kNumSums = 3;  // loss, tokens, wishes for the end
 constexpr size_t kStepNumbers = Optimizer::kStepNumbers;
-/// Iterations that are launched operation by operation before one is recorded: what is made once,
-/// such as communicators and tables, is there then.
+/// Iterations that are launched operation by operation before one is recorded: by then everything
+/// that is made once exists, such as communicators and tables.
 constexpr int64_t kWarmUp = 2;
 
 void use_deterministic_operations() {
@@ -142,7 +142,7 @@ at::Tensor Trainer::sum_over_ranks(const at::Tensor& loss, const at::Tensor& of_
   const RankGrids& grids = parallel_state_.grids();
   const bool counts = grids.groups(GroupKind::tp).position_of(parallel_state_.rank()) == 0;
   at::Tensor sums = at::cat({loss.view({1}), of_host});
-  if (!counts) sums.slice(0, 0, 2).zero_();  // the rank with tp position 0 tells of both
+  if (!counts) sums.slice(0, 0, 2).zero_();  // only the rank with tp position 0 counts both
   all_reduce(parallel_state_.world(), sums, ReduceOp::sum, label).wait();
   return sums;
 }
@@ -184,7 +184,7 @@ IterationMetrics Trainer::train_step(RunEnd wish) {
   settle();
   check_recorded_step();
   const IterationMetrics metrics = settled_.back();
-  settled_.pop_back();  // what run() has not told before, because a callback threw, stays
+  settled_.pop_back();  // what run() did not report because a callback threw stays
   return metrics;
 }
 

@@ -180,7 +180,7 @@ class Trainer {
   struct InFlight {
     IterationMetrics metrics;
     std::chrono::steady_clock::time_point begin;
-    /// Of sum_over_ranks(), of IterationTelemetry, then of Optimizer::start_step().
+    /// The numbers of sum_over_ranks(), of IterationTelemetry, then of Optimizer::start_step().
     Download numbers;
     SpikeLimits limits = {};
   };
@@ -194,8 +194,8 @@ class Trainer {
   at::Tensor launch(const BatchSizes& batch, RunEnd wish);
   at::Tensor launch_recorded(const BatchSizes& batch, RunEnd wish);
   void record_step(const std::vector<BatchInput>& like);
-  /// What follows backward; `of_host` is what host_numbers() and IterationTelemetry return, on the
-  /// device.
+  /// Launches what follows backward; `of_host` is what host_numbers() and IterationTelemetry
+  /// return, on the device.
   at::Tensor update_after(const at::Tensor& loss, const at::Tensor& of_host);
   /// fp64 [2]: tokens of this rank's micro-batches, and its wish for the end.
   at::Tensor host_numbers(double tokens, RunEnd wish) const;
@@ -207,11 +207,11 @@ class Trainer {
   bool validation_is_due() const;
   bool replica_check_is_due(int64_t iteration) const;
   bool replay_is_due(int64_t iteration) const;
-  /// Of the gradients of the next first micro-batch of data-parallel rank `rank`.
+  /// The fingerprints of the gradients of the next first micro-batch of data-parallel rank `rank`.
   std::vector<int64_t> gradient_fingerprints(int64_t rank);
   bool checks_replicas() const;
   ReplicaCheck& state_check();
-  /// In the iteration that is launched, after its gradients were finalized.
+  /// Runs in the launched iteration, after its gradients were finalized.
   void check_before_update();
   /// After its update, for the check of the next one.
   void remember_state();
@@ -222,20 +222,20 @@ class Trainer {
   static SampleSources open_sources(const Config& config);
   BatchInput training_batch();
   BatchInput batch_input(const Microbatch& microbatch) const;
-  /// Of these samples; only the first `counted` count.
+  /// The batch of these samples; only the first `counted` count.
   BatchInput evaluation_batch(SampleSource& source, const std::vector<int64_t>& samples,
                               int64_t counted) const;
-  /// Over the beginning of `source`, at most train.eval_iters global batches. `label` names the
-  /// sum.
+  /// The mean loss over the beginning of `source`, at most train.eval_iters global batches. `label`
+  /// names the sum.
   double mean_loss(SampleSource& source, const char* label) const;
   /// fp64 [1 + of_host] on the device, the same on all ranks.
   at::Tensor sum_over_ranks(const at::Tensor& loss, const at::Tensor& of_host,
                             const char* label) const;
-  /// Of the values of sum_over_ranks().
+  /// Takes the values of sum_over_ranks().
   GlobalSums global_sums(const double* values) const;
   RunEnd end_after(int64_t iteration, RunEnd wish) const;
   bool looks_for_spikes() const { return config_.train.on_spike != OnSpike::none; }
-  /// For the step of these sums.
+  /// The limits of the step with these sums.
   Optimizer::StepLimits step_limits(const at::Tensor& over_ranks) const;
   void note_spike(const IterationMetrics& metrics);
   /// After a spike. Returns whether the run continues elsewhere, or has ended.
@@ -276,7 +276,7 @@ class Trainer {
   std::chrono::steady_clock::time_point settled_at_;
   std::deque<IterationMetrics> settled_;  ///< still to be reported
   int64_t skipped_steps_ = 0;             ///< in a row, until now
-  /// Of the line of the last iteration in metrics.jsonl.
+  /// The checksum of the last iteration's line in metrics.jsonl.
   std::optional<uint32_t> metrics_checksum_;
   SpikeWindow spikes_;
   SpikeLimits limits_;  ///< of the step that is launched

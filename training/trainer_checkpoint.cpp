@@ -18,8 +18,8 @@ std::set<std::string> trained_names(const TrainingModel& model) {
   return names;
 }
 
-/// Loads a tensor of fp8 scales. It starts anew where the checkpoint has none, and takes the newest
-/// steps of a history of another length.
+/// Loads a tensor of fp8 scales. It starts from scratch if the checkpoint has none, and takes the
+/// newest steps of a history of another length.
 void load_fp8_state(CheckpointReader& checkpoint, const StateTensor& target) {
   at::Tensor(target.values).zero_();
   const ManifestTensor* const saved = checkpoint.find(target.name, target.state);

@@ -66,7 +66,7 @@ void Trainer::check_before_update() {
 void Trainer::remember_state() {
   if (recorded_) return;
   if (!replica_check_is_due(iteration_ + 1)) return forget_state();
-  if (optimizer_->is_offloaded()) settle();  // which makes the update
+  if (optimizer_->is_offloaded()) settle();  // settle() makes the update
   state_check().remember();
 }
 

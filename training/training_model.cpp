@@ -166,7 +166,7 @@ PipelineStage TrainingModel::stage(size_t chunk) {
       mine.hidden = hidden;
     if (!stage.has_loss) return model->forward(mine);
     mine.labels = all.labels;
-    // Before the forward, so that the host need not wait for that.
+    // Before the forward, so that the host need not wait for it.
     const double counted = batch.labels ? static_cast<double>(*batch.labels)
                                         : mine.labels.ne(kIgnoredLabel).sum().item<double>();
     const at::Tensor output = model->forward(mine);
@@ -235,7 +235,7 @@ void TrainingModel::record(const BatchInput& like, int64_t num_microbatches, dou
   recorded_->work.record([&] { run_one(read); });
 }
 
-/// What the host notes of a micro-batch that it runs.
+/// The host's bookkeeping for a replayed micro-batch, as when it runs one.
 void TrainingModel::note_recorded(const BatchInput& batch) {
   tokens_ += static_cast<double>(batch.labels.value());
   for (const auto& wrapper : wrappers_) detail::StepAccess::note_backward(*wrapper);
@@ -260,7 +260,7 @@ TrainingModel::LossOf TrainingModel::prepare(int64_t averaged, double loss_scale
 }
 
 void TrainingModel::backward_locally(double loss_scale, const BatchSource& source) {
-  for (const auto& wrapper : wrappers_) wrapper->set_num_microbatches(2);  // of which one comes
+  for (const auto& wrapper : wrappers_) wrapper->set_num_microbatches(2);  // only one of them comes
   run(1, /*forward_only=*/false, source, prepare(1, loss_scale));
 }
 

@@ -119,7 +119,7 @@ class TrainingModel {
   /// The same with backward; all micro-batches except the last replay the recording of one.
   LossSums run_recorded(int64_t num_microbatches, double loss_scale, const BatchSource& source,
                         const LossOf& loss_of);
-  /// Of micro-batches that are `averaged` in a step.
+  /// The loss of micro-batches, `averaged` of which are averaged in a step.
   LossOf prepare(int64_t averaged, double loss_scale);
   std::vector<PipelineStage> begin_run(const LossOf& loss_of);
   void run_one(const BatchInput& batch);
@@ -161,7 +161,7 @@ class TrainingModel {
   std::optional<RecordedMicrobatch> recorded_;
   bool has_run_ = false;  ///< an iteration, so every communicator exists
 
-  // Of the run under way.
+  // Of the run in progress.
   std::vector<PipelineStage> stages_;
   const BatchSource* source_ = nullptr;
   std::vector<BatchInput> inputs_;

@@ -35,7 +35,7 @@ bool is_folder(const std::string& path) {
   }
 }
 
-/// What `latest` says, whether or not these are steps.
+/// The words in `latest`, whether or not they name steps.
 std::vector<std::string> words_of_latest(const fs::path& folder) {
   const fs::path latest = folder / kLatest;
   const FileKind kind = kind_of_file(latest, /*follow_links=*/false);
@@ -56,7 +56,7 @@ std::vector<std::string> listed_steps(const fs::path& folder) {
   return names;
 }
 
-/// A checkpoint may lie aside.
+/// The checkpoint may be one that was set aside.
 int64_t iteration_of(const std::string& path) {
   std::string name = fs::path(path).filename();
   if (name.ends_with(kAside)) name.resize(name.size() - kAside.size());
@@ -70,7 +70,7 @@ int64_t iteration_of(const std::string& path) {
                   error.code().message());
 }
 
-/// Where a file or a link is in the way it goes first. -1: errno says why.
+/// First removes a file or link that is in the way. Returns -1, with errno, on failure.
 int make_file(const std::string& path) {
   constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
   const auto make = [&] {
@@ -91,7 +91,7 @@ std::vector<std::string> sorted_names(const std::string& folder) {
   return names;
 }
 
-/// The complete ones of the steps that `latest` and `entries`, the folder's, name.
+/// The complete checkpoints among the steps that `latest` and the folder's `entries` name.
 std::vector<std::string> complete_among(const std::string& folder,
                                         const std::vector<std::string>& entries) {
   std::vector<std::string> names = listed_steps(folder);
@@ -124,7 +124,7 @@ std::vector<std::string> complete_checkpoints(const std::string& folder) {
   for (std::vector<std::string> entries = sorted_names(folder);;) {
     std::vector<std::string> found = complete_among(folder, entries);
     if (!found.empty()) return found;
-    // A run may have removed all that there were, once it had saved others.
+    // A run may have removed all of these after it saved others.
     std::vector<std::string> now = sorted_names(folder);
     if (now == entries) return {};
     entries = std::move(now);

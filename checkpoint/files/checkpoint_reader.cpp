@@ -60,7 +60,7 @@ std::string describe_damage(const std::string& path, const std::vector<std::stri
                      begin, end - 1, others);
 }
 
-/// The header of a shard against the manifest.
+/// Checks the header of a shard against the manifest.
 std::optional<CheckpointDamage> check_header(ShardReader& reader, const std::vector<Placed>& placed,
                                              std::string_view what) {
   const int64_t size = reader.file().size;

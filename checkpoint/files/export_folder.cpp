@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 constexpr const char* kUnfinished = ".unfinished.";
 constexpr int64_t kLongestCompared = int64_t{64} << 20;
 
-/// Locks a folder until it is closed; -1 where another has it, or there are no such locks.
+/// Locks a folder until the file is closed; -1 if another process has the lock, or if it fails.
 int lock_temporary(const fs::path& folder) {
   const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (file < 0 || ::flock(file, LOCK_EX | LOCK_NB) == 0) return file;

@@ -50,7 +50,7 @@ FolderLock::FolderLock(const std::string& folder, const std::string& given_as)
     ::close(file_);  // the last run has removed it on leaving
   }
   const std::string holder = this_process();
-  // What it says is for people; a full disk must not stand in the way of the run.
+  // The text is only for people; a full disk must not stop the run.
   if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, holder.data(), holder.size(), 0) < 0) return;
 }
 
@@ -126,7 +126,7 @@ void FolderLock::fail_as_taken(const std::string& folder, const std::string& giv
   try {
     const std::string text = read_file(path_, kLongestHolder);
     if (!text.empty()) holder = text;
-  } catch (const FileError&) {  // it has left meanwhile
+  } catch (const FileError&) {  // the other run has ended meanwhile
   }
   fail<FileError>("{}: folder '{}' is taken by another run ({}), allowed: one run at a time",
                   given_as, folder, holder);

@@ -65,7 +65,7 @@ const pb::FieldDescriptor* field_of(const ParallelSize& size) {
   return field;
 }
 
-/// A size that its field says by default is left out, so that older versions read the manifest.
+/// Leaves out sizes that equal the default of their field, so that older versions can read it.
 void write_layout(const ManifestLayout& from, proto::CheckpointLayout* to) {
   to->set_world_size(from.world_size);
   for (const ParallelSize* size : parallel_size_table()) {
@@ -79,7 +79,7 @@ void write_layout(const ManifestLayout& from, proto::CheckpointLayout* to) {
   to->set_optimizer_instances(from.optimizer_instances);
 }
 
-/// Reads and checks the parts of a manifest; `path_` stands in every message.
+/// Reads and checks the parts of a manifest; every message names `path_`.
 class Reader {
  public:
   Reader(const std::string& path, bool whole) : path_(path), whole_(whole) {}
@@ -181,10 +181,10 @@ class Reader {
   }
 
   const std::string& path_;
-  bool whole_;  ///< every element of every tensor is there
+  bool whole_;  ///< every element of every tensor must be there
 };
 
-/// Pieces of a file lie one after the other.
+/// Checks that the pieces of a file do not overlap.
 void check_overlaps(const Manifest& manifest, const Reader& reader) {
   struct Extent {
     int64_t file, begin, end;
@@ -290,7 +290,7 @@ std::string checksum_line(std::string_view body) {
 }
 
 void check_checksum(std::string_view text, const std::string& path) {
-  if (text.size() < kChecksumLine) return;  // parse_message() says so
+  if (text.size() < kChecksumLine) return;  // parse_message() reports it
   const std::string_view body = text.substr(0, text.size() - kChecksumLine);
   const std::string expected = checksum_line(body);
   require<FileError>(text.substr(body.size()) == expected,

@@ -77,7 +77,8 @@ struct Manifest {
   int64_t consumed_samples = 0;
   int64_t optimizer_steps = 0;
   int64_t skipped_steps = 0;  ///< in a row, up to this iteration
-  /// Of the iteration's line in metrics.jsonl, by which a resumed run recognizes its lines.
+  /// The checksum of the iteration's line in metrics.jsonl, by which a resumed run recognizes its
+  /// lines.
   std::optional<uint32_t> metrics_checksum;
   std::optional<ManifestScaler> scaler;
   ManifestSpikes spikes;

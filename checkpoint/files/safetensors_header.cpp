@@ -24,7 +24,7 @@ const std::map<std::string_view, int64_t>& element_sizes() {
   return sizes;
 }
 
-/// The JSON document. Names that come twice would hide each other, so they are an error.
+/// The JSON document. Duplicate names would hide each other, so they are an error.
 Json parse_json(std::string_view text, const std::string& path) {
   std::set<std::string> names;
   const Json::parser_callback_t refuse_twice = [&](int depth, Json::parse_event_t event,

@@ -38,7 +38,7 @@ ManifestFile write_checked(const std::string& folder, const std::string& name,
 ShardWriter::ShardWriter(const std::string& folder, const std::string& name)
     : file_(folder + "/" + name), written_{name, 0, {}} {}
 
-/// Bytes are still in the processor's cache when they are written after their checksum.
+/// Writes each part right after its checksum, while it is still in the processor's cache.
 void ShardWriter::write(std::string_view bytes) {
   while (!bytes.empty()) {
     const int64_t inside = written_.size % kChecksumBlock;

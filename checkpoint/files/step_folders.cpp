@@ -21,7 +21,7 @@ bool is_leftover(const std::string& name) {
   return name.starts_with(kStep) && name.ends_with(kPartial);
 }
 
-/// Gives what lies aside its name again, unless another has taken its place.
+/// Gives a folder that was set aside its name back, unless another has taken it.
 void restore(const fs::path& folder, const std::string& aside) {
   const std::string name = aside.substr(0, aside.size() - kAside.size());
   if (place_of_step(folder, name) != folder / aside) return;
@@ -66,7 +66,7 @@ void put_in_place(const fs::path& from, const fs::path& to) {
   try {
     fs::rename(from, to);
   } catch (const fs::filesystem_error&) {
-    std::error_code ignored;  // where it stays aside it is found there
+    std::error_code ignored;  // if it stays aside, it is found there
     fs::rename(aside, to, ignored);
     throw;
   }

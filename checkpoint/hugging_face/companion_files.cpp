@@ -33,7 +33,7 @@ paths::path kept_in(const std::string& folder) {
   return paths::weakly_canonical(paths::absolute(folder)) / kKeptFolder;
 }
 
-/// A form in which a tokenizer comes, for data.tokenizer.
+/// A tokenizer format, as data.tokenizer names it.
 struct TokenizerForm {
   const char* kind;
   const char* file;  ///< empty: the folder
@@ -44,7 +44,7 @@ struct TokenizerForm {
   }
 };
 
-/// The best first.
+/// The forms that the folder has files for, best first.
 std::vector<TokenizerForm> forms_in(const paths::path& folder, bool is_gpt2) {
   std::vector<TokenizerForm> forms = {{"hf", kTokenizerJson, {kTokenizerJson}},
                                       {"sentencepiece", kTokenizerModel, {kTokenizerModel}}};
@@ -56,7 +56,7 @@ std::vector<TokenizerForm> forms_in(const paths::path& folder, bool is_gpt2) {
   return forms;
 }
 
-/// The files of a tokenizer, by the names that Hugging Face has for them.
+/// The files of a tokenizer, keyed by Hugging Face's names for them.
 std::map<std::string, std::string> tokenizer_files(const std::string& name) {
   const size_t colon = name.find(':');
   if (colon == std::string::npos) return {};
@@ -76,7 +76,7 @@ std::map<std::string, std::string> tokenizer_files(const std::string& name) {
   return files;
 }
 
-/// Unset where the vocabulary has none.
+/// The token that ends a document; unset if the vocabulary has none.
 std::optional<int64_t> end_of_document(const Tokenizer& tokenizer) {
   try {
     return tokenizer.end_of_document();

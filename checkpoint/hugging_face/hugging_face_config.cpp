@@ -21,7 +21,7 @@ using Family = HuggingFaceFamily;
 
 constexpr int64_t kMostListedLayers = 1 << 20;
 
-/// transformers' names of the activations; those of tanh's form are two.
+/// transformers' names of the activations; the tanh form has two.
 Activation gpt2_activation(const JsonKeys& keys) {
   const auto name = keys.get<std::string>("activation_function", "gelu_new");
   if (name == "gelu") return Activation::gelu;
@@ -50,7 +50,7 @@ TransformerConfig parse_gpt2(const JsonKeys& keys) {
   return model;
 }
 
-/// Whether the layers of a Qwen model have the window: all or none.
+/// Whether all layers of a Qwen model have the window; otherwise none may have it.
 bool all_layers_slide(const JsonKeys& keys, int64_t num_layers) {
   const char* const allowed = "the same for all layers";
   if (keys.has("layer_types")) {
@@ -74,7 +74,7 @@ void parse_window(const JsonKeys& keys, const HuggingFaceFamilyInfo& info,
   if (!info.window) return;
   const bool qwen = info.qkv_bias || info.qk_norm;
   if (qwen && !keys.get<bool>("use_sliding_window", false)) return;
-  // Where Mistral's and Qwen's configurations do not mention it, it is 4,096.
+  // The default of Mistral's and Qwen's configurations is 4,096.
   const bool by_default = !keys.mentions("sliding_window") && info.family != Family::mixtral;
   if (!keys.has("sliding_window") && !by_default) return;
   const int64_t window = keys.size("sliding_window", 4096);
@@ -82,7 +82,7 @@ void parse_window(const JsonKeys& keys, const HuggingFaceFamilyInfo& info,
   model.window_size = window;
 }
 
-/// Layers of Qwen3-MoE with experts: each decoder_sparse_step-th, but for mlp_only_layers.
+/// Layers of Qwen3-MoE with experts: every decoder_sparse_step-th, except mlp_only_layers.
 std::vector<int64_t> parse_layers_with_experts(const JsonKeys& keys, int64_t num_layers) {
   const int64_t step = keys.size("decoder_sparse_step", 1);
   const auto dense = keys.get<std::vector<int64_t>>("mlp_only_layers", std::vector<int64_t>());
@@ -123,7 +123,7 @@ void parse_experts(const JsonKeys& keys, const HuggingFaceFamilyInfo& info,
   model.moe_layer_freq = parse_layers_with_experts(keys, model.num_layers);
 }
 
-/// Biases in all linear layers or in none.
+/// Whether all linear layers have biases; otherwise none may have one.
 bool parse_biases(const JsonKeys& keys, const HuggingFaceFamilyInfo& info) {
   if (info.family != Family::llama) {
     keys.allow("attention_bias", false, false);

@@ -31,7 +31,7 @@ at::ScalarType scalar_type_of(ExportDtype dtype) {
   return dtype == ExportDtype::bf16 ? at::kBFloat16 : at::kFloat;
 }
 
-/// The shapes of the checkpoint against those of its model.
+/// Checks the shapes in the checkpoint against those of its model.
 void check_saved_shapes(const CheckpointReader& checkpoint, const Config& config) {
   std::set<std::string> names;
   for (const WholeParameter& param : whole_parameters(config)) {
@@ -49,7 +49,7 @@ void check_saved_shapes(const CheckpointReader& checkpoint, const Config& config
                        tensor.name);
 }
 
-/// What is to be written, in its order.
+/// The tensors to write, in order.
 std::vector<SafetensorsEntry> exported_tensors(const Config& config, CheckpointReader& checkpoint,
                                                at::ScalarType dtype) {
   std::vector<SafetensorsEntry> tensors;

@@ -99,7 +99,7 @@ HuggingFaceFamily rotary_family(const TransformerConfig& model) {
   return model.window_size ? mistral : llama;
 }
 
-/// The groups that transformers chooses are those of the largest sum of two scores.
+/// transformers chooses the groups with the largest sum of two scores.
 void check_deepseek_router(const TransformerConfig& model, const Info& info) {
   expect<std::string>("moe_router_score_function", to_string(model.moe_router_score_function),
                       "sigmoid", info.name);

@@ -31,12 +31,12 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kLongestJson = int64_t{64} << 20;
 
-/// Where transformers keeps models that it has fetched, every file is a link.
+/// In the folder where transformers keeps downloaded models, every file is a link.
 std::string read_json(const std::string& path) {
   return read_file(path, kLongestJson, /*follow_links=*/true);
 }
 
-/// A folder of Hugging Face's, and the file of its weights, or their index.
+/// A folder of Hugging Face's, and its file of weights or their index.
 struct ModelFolder {
   std::string folder;
   std::string weights;
@@ -44,7 +44,7 @@ struct ModelFolder {
 
 bool is_index(const std::string& name) { return name.ends_with(".safetensors.index.json"); }
 
-/// `in` is the folder, or the file.
+/// `in` is the folder, or its file of weights or their index.
 ModelFolder model_folder(const std::string& in) {
   const fs::path path = in;
   if (kind_of_file(in) != FileKind::regular) {
@@ -61,7 +61,7 @@ ModelFolder model_folder(const std::string& in) {
   return {path.has_parent_path() ? path.parent_path().string() : ".", name};
 }
 
-/// The tensors of a file, or of the files of an index, whose headers are in memory.
+/// The tensors of a file, or of the files of an index; the headers are in memory.
 class SafetensorsFolder {
  public:
   explicit SafetensorsFolder(const ModelFolder& in) : path_(in.folder) {
@@ -73,7 +73,7 @@ class SafetensorsFolder {
     for (const auto& [name, place] : tensors_) names.push_back(name);
     return names;
   }
-  /// Without values.
+  /// A meta tensor, without values.
   at::Tensor shape_of(const std::string& name) const {
     const SafetensorsEntry& entry = *tensors_.at(name).entry;
     return at::empty(entry.shape,
@@ -121,7 +121,7 @@ class SafetensorsFolder {
   std::map<std::string, Place> tensors_;
 };
 
-/// What a folder holds: the shapes alone, or the values.
+/// The tensors of a folder: only their shapes, or also their values.
 class FolderTensors : public TensorSource {
  public:
   FolderTensors(const SafetensorsFolder& folder, bool meta) : folder_(folder), meta_(meta) {}
@@ -135,8 +135,8 @@ class FolderTensors : public TensorSource {
   bool meta_;
 };
 
-/// Of the parameters, by name. A gate and its inner matrix, and experts, are one below the other
-/// here.
+/// The shapes of the parameters, by name. A gate and its inner matrix are stacked as rows here, and
+/// so are experts.
 std::map<std::string, std::vector<int64_t>> shapes_in_files(const Config& config) {
   std::map<std::string, std::vector<int64_t>> shapes;
   for (const WholeParameter& param : whole_parameters(config)) {
@@ -150,7 +150,7 @@ std::map<std::string, std::vector<int64_t>> shapes_in_files(const Config& config
 }
 
 /// The weights of the import, in the order in which they will come. `longest` is the configuration
-/// with the sequences of the config.json. FileError: one is missing or has another shape.
+/// with the sequence length of the config.json. FileError: one is missing or has another shape.
 std::vector<NewWeight> expected_weights(const Config& config, const Config& longest,
                                         const SafetensorsFolder& tensors, const std::string& path) {
   std::vector<std::pair<std::string, std::vector<int64_t>>> found;
@@ -175,8 +175,8 @@ std::vector<NewWeight> expected_weights(const Config& config, const Config& long
   return weights;
 }
 
-/// What the weights do not tell is the length of the tables of rotary angles: FileError if there is
-/// no memory for one.
+/// The weights do not determine the length of the tables of rotary angles. FileError if there is no
+/// memory for one.
 void check_positions(const TransformerConfig& model, const std::string& path) {
   if (model.position_embedding_type != PositionEmbeddingType::rope) return;
   try {
@@ -187,7 +187,7 @@ void check_positions(const TransformerConfig& model, const std::string& path) {
   }
 }
 
-/// Removes a folder that was not there before, unless it is kept.
+/// Removes the folder again if it is new, unless keep() was called.
 class NewFolder {
  public:
   explicit NewFolder(const std::string& path)
@@ -205,7 +205,7 @@ class NewFolder {
   bool is_new_;
 };
 
-/// What of it the model has, in fp32: a table of positions may be cut.
+/// The part of `tensor` that the model has, in fp32: a table of positions may be cut.
 at::Tensor imported_values(const at::Tensor& tensor, const NewWeight& weight) {
   const bool cut = tensor.dim() == static_cast<int64_t>(weight.shape.size()) &&
                    tensor.size(0) > weight.shape.front();
@@ -222,7 +222,7 @@ ImportedModel import_from_hugging_face(const std::string& in, const std::string&
   Config longest;
   longest.model = parse_hugging_face_config(read_json(path), path);
   longest = resolve(longest);
-  Config config;  // without what resolve() would derive from the defaults of a run
+  Config config;  // without the values that resolve() would derive from the defaults of a run
   config.model = longest.model;
   if (seq_length) config.model.seq_length = std::min(config.model.seq_length, *seq_length);
   check_positions(config.model, path);

@@ -13,8 +13,8 @@ using OrderedJson = nlohmann::ordered_json;
 constexpr int64_t kMostDenseLayers = 1 << 20, kMostSharedExperts = 1 << 20;
 constexpr double kLatentNormEpsilon = 1e-6;
 
-/// A token chooses among the groups whose two best scores have the largest sum; here as many scores
-/// count as the token takes experts of a group.
+/// A token chooses among the groups with the largest sum of their two best scores. Lockstep adds up
+/// as many scores as the token takes experts of a group.
 void parse_groups(const JsonKeys& keys, TransformerConfig& model) {
   const int64_t groups = keys.size("n_group", 8), best = keys.size("topk_group", 4);
   if (groups == 1 || groups == best) return;
@@ -62,7 +62,7 @@ void parse_deepseek_experts(const JsonKeys& keys, TransformerConfig& model) {
   model.num_experts = keys.size("n_routed_experts", 256);
   model.moe_router_topk = keys.size("num_experts_per_tok", 8);
   parse_groups(keys, model);
-  // Weights that are made to add up to 1; of one expert the score itself.
+  // The weights are normalized to add up to 1; with one expert the weight is the score itself.
   const bool normed = model.moe_router_topk > 1;
   keys.check(keys.get<bool>("norm_topk_prob", true) == normed, "norm_topk_prob", !normed, normed);
   const int64_t width = keys.size("moe_intermediate_size", 2048);

@@ -10,7 +10,7 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-/// Sets the weight that gives cosines and sines the factor `amplitude`.
+/// Sets rope_mscale so that cosines and sines get the factor `amplitude`.
 void set_amplitude(const JsonKeys& keys, double amplitude, TransformerConfig& model) {
   constexpr double kRounding = 1e-12;
   const double factor = model.rope_scaling_factor;
@@ -22,7 +22,7 @@ void set_amplitude(const JsonKeys& keys, double amplitude, TransformerConfig& mo
   model.rope_mscale = wanted < kRounding ? 0 : wanted / of_one;
 }
 
-/// transformers' other families than DeepSeek's scale cosines and sines alone.
+/// In transformers, only DeepSeek's family scales the logits; the others scale cosines and sines.
 void parse_yarn(const JsonKeys& keys, const JsonKeys& rope, bool scales_logits,
                 TransformerConfig& model) {
   model.rope_scaling_type = RopeScaling::yarn;

@@ -45,8 +45,8 @@ struct Heads {
 using Rule = WeightRule;
 using Form = WeightForm;
 
-/// Rows of blocks [rows, columns], of which the last `rule.rotated` of each block come in another
-/// order: pairs (i, i + half) side by side or, with `back`, side by side -> (i, i + half).
+/// Reorders the last `rule.rotated` rows of each block of [rows, columns]: puts the pairs (i, i +
+/// half) side by side or, with `back`, moves pairs that are side by side to (i, i + half).
 at::Tensor with_pairs(const Rule& rule, const at::Tensor& weight, bool back) {
   const at::Tensor blocks = weight.reshape({rule.blocks, -1, weight.size(-1)});
   const int64_t kept = blocks.size(1) - rule.rotated, half = rule.rotated / 2;
@@ -119,7 +119,7 @@ at::Tensor convert_back(const Rule& rule, const std::vector<at::Tensor>& parts,
   fail<UsageError>("unknown form of a weight");
 }
 
-/// The layer behind the last one of a DeepSeek model predicts the token after the next.
+/// A DeepSeek model has one more layer after the last one, which predicts the token after the next.
 bool holds_no_weight(const std::string& name, const TransformerConfig& model) {
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
          name.ends_with(".rotary_emb.inv_freq") ||
@@ -127,7 +127,7 @@ bool holds_no_weight(const std::string& name, const TransformerConfig& model) {
           name.starts_with(fmt::format("model.layers.{}.", model.num_layers)));
 }
 
-/// What of a source has not been read yet.
+/// The tensors of a source that have not been read yet.
 class Remaining {
  public:
   Remaining(const TensorSource& source, const std::string& path) : source_(source), path_(path) {
@@ -149,7 +149,8 @@ class Remaining {
     return tensor;
   }
 
-  /// Takes the copy of the embeddings, which were taken first, that some files of tied models hold.
+  /// Takes the copy of the embeddings that some files of tied models hold. The embeddings
+  /// themselves were taken first.
   void drop_tied_output() {
     const std::string output = "lm_head.weight";
     if (names_.erase(output) == 0) return;

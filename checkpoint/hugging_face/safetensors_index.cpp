@@ -13,7 +13,7 @@ using IndexJson = nlohmann::json;
 
 constexpr const char* kWeightMap = "weight_map";
 
-/// Names that come twice would hide each other, so they are an error.
+/// Duplicate names would hide each other, so they are an error.
 IndexJson parse_index_json(std::string_view text, const std::string& path) {
   std::set<std::string> keys, inner_keys;
   const auto refuse_twice = [&](int depth, IndexJson::parse_event_t event, IndexJson& parsed) {

@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-/// Bytes of a unit; 0 if it is none.
+/// Bytes of a unit; 0 if there is no such unit.
 double bytes_of_unit(std::string unit) {
   std::transform(unit.begin(), unit.end(), unit.begin(),
                  [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
@@ -43,7 +43,7 @@ int64_t parse_file_size(const std::string& text, const std::string& option) {
 }
 
 std::vector<size_t> assign_shards(const std::vector<int64_t>& tensor_bytes, int64_t max_bytes) {
-  // Shards count in the order in which they are closed: a large tensor's comes before the open one.
+  // Shards are numbered as they are closed: that of a large tensor comes before the open one.
   constexpr size_t kOpen = ~size_t{0};
   std::vector<size_t> shards;
   size_t closed = 0;

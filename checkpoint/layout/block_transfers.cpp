@@ -11,7 +11,7 @@ namespace {
 
 using Blocks = std::vector<std::pair<int64_t, int64_t>>;  ///< file and block
 
-/// What rank `to` needs, the last one first.
+/// The blocks that rank `to` needs, in reverse order.
 Blocks blocks_of(const std::vector<BlockRun>& runs, size_t to,
                  const std::vector<std::vector<int64_t>>& holders) {
   Blocks blocks;
@@ -28,8 +28,8 @@ Blocks blocks_of(const std::vector<BlockRun>& runs, size_t to,
   return blocks;
 }
 
-/// Of the ranks that have a file, the one that has given the fewest of those that may give more in
-/// this turn; -1 if none may.
+/// Among the ranks that have the file and may give more in this turn, the one that has given the
+/// fewest blocks; -1 if none may.
 int64_t giver(const std::vector<int64_t>& have, const std::vector<int64_t>& given,
               const std::vector<int64_t>& gives, int64_t most) {
   int64_t found = -1;

@@ -23,7 +23,7 @@ std::vector<std::vector<int64_t>> ranks_by_host(const std::vector<std::string>& 
   return ranks;
 }
 
-/// All ranks but the one at `index` of host `host`, those first that keep its copies.
+/// All ranks except the one at `index` of host `host`, in the order in which they keep its copies.
 std::vector<int64_t> candidates(const std::vector<std::vector<int64_t>>& ranks, size_t host,
                                 size_t index) {
   std::vector<int64_t> list;

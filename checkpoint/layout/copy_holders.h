@@ -25,7 +25,7 @@ struct CopyId {
   auto operator<=>(const CopyId&) const = default;
 };
 
-/// What a rank has of one copy.
+/// The parts of one copy that a rank has.
 struct HeldCopy {
   CopyId id;
   int64_t iteration = 0;
@@ -34,7 +34,7 @@ struct HeldCopy {
   bool operator==(const HeldCopy&) const = default;
 };
 
-/// As a text of one line each, and back. FileError if it is none.
+/// To a text of one line each, and back. FileError if the text is not valid.
 std::string format_held_copies(const std::vector<HeldCopy>& copies);
 std::vector<HeldCopy> parse_held_copies(const std::string& text);
 

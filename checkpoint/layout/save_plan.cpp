@@ -15,7 +15,7 @@ namespace {
 /// The elements of a block that a unit holds.
 struct UnitRange {
   int64_t first = 0;
-  int64_t last = std::numeric_limits<int64_t>::max();  ///< of the whole block
+  int64_t last = std::numeric_limits<int64_t>::max();  ///< the default is the whole block
   size_t unit = 0;
 };
 
@@ -34,8 +34,8 @@ UnitRange take_range(std::string& key, size_t unit) {
   return {first, last, unit};
 }
 
-/// Of ranges of one block, longest first where several begin at one place, those that follow each
-/// other; all of them if they do not reach the end.
+/// The ranges of one block that follow each other, the longest where several begin at one place;
+/// all ranges if these do not reach the end.
 std::vector<UnitRange> chain(std::vector<UnitRange> ranges) {
   std::sort(ranges.begin(), ranges.end(), [](const UnitRange& a, const UnitRange& b) {
     return a.first != b.first ? a.first < b.first : a.last > b.last;

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-/// Who writes what of a checkpoint: integer arithmetic, without libtorch.
+/// Which rank writes what of a checkpoint: integer arithmetic, without libtorch.
 namespace lockstep {
 
 /// Something that one rank is to write, and the ranks that hold it.

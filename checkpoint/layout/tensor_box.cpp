@@ -16,7 +16,7 @@ std::vector<int64_t> strides_of(const std::vector<int64_t>& size) {
   return strides;
 }
 
-/// What two blocks have in common.
+/// The elements that two blocks have in common.
 struct Intersection {
   std::vector<int64_t> begin;
   std::vector<int64_t> end;
@@ -51,7 +51,7 @@ int64_t position(const TensorBox& box, const std::vector<int64_t>& strides,
   return at;
 }
 
-/// Whether the blocks are the cells of a grid, each once.
+/// Why the blocks are not the cells of a grid, each once; "" if they are.
 std::string grid_error(const std::vector<int64_t>& shape, const std::vector<TensorBox>& boxes) {
   int64_t cells = 1;
   for (size_t d = 0; d < shape.size(); ++d) {

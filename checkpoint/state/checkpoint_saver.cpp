@@ -39,8 +39,7 @@ constexpr int64_t kLongestReport = int64_t{1} << 30;
 std::string shard_name(int64_t rank) { return fmt::format("rank_{:05}.safetensors", rank); }
 std::string report_name(int64_t rank) { return fmt::format("rank_{:05}.report", rank); }
 
-/// The first among what the ranks say of themselves that begins with `kind`; empty if there is
-/// none.
+/// The first status of a rank that begins with `kind`; empty if there is none.
 std::string first_of(std::string_view kind, const std::vector<std::string>& statuses) {
   for (size_t rank = 0; rank < statuses.size(); ++rank)
     if (statuses[rank].starts_with(kind))
@@ -50,8 +49,8 @@ std::string first_of(std::string_view kind, const std::vector<std::string>& stat
 
 }  // namespace
 
-/// One save of this rank: what it writes, and on rank 0 what makes it complete. Runs on a thread;
-/// touches no tensor's metadata there, only memory.
+/// One save of this rank: it writes the rank's part, and on rank 0 completes the checkpoint. Runs
+/// on a thread, where it touches no tensor's metadata, only memory.
 struct CheckpointSaver::Job {
   struct Copy {
     const void* from;
@@ -67,16 +66,16 @@ struct CheckpointSaver::Job {
   Manifest whole = {};                                ///< without files and tensors
   std::string config = {};                            ///< text
   std::vector<at::Tensor> memory = {};                ///< what contents and copies point to
-  std::vector<Copy> copies = {};                      ///< that the thread makes first
+  std::vector<Copy> copies = {};                      ///< the thread makes them first
   at::Tensor staging = {};                            ///< memory of the copies
   int64_t staged = 0;                                 ///< bytes of it that are taken
-  std::optional<c10::Event> staged_from_device = {};  ///< behind the copies of a device
+  std::optional<c10::Event> staged_from_device = {};  ///< recorded after a device's copies
   std::promise<void> copied = {};
   std::future<void> was_copied = copied.get_future();
   std::vector<ShardContent> contents = {};
   std::vector<ManifestTensor> tensors = {};  ///< as contents, without pieces
   std::atomic<bool> abandoned = false;
-  std::shared_future<void> after = {};  ///< the end of the job before, if that was under way
+  std::shared_future<void> after = {};  ///< the end of the previous job, if that was under way
   std::promise<void> ended = {};
   std::future<std::string> outcome = {};  ///< kDone, or kNoted, kDiverged or kFailed and why
 
@@ -105,7 +104,7 @@ struct CheckpointSaver::Job {
     }
   }
 
-  /// Returns what is wrong beside the checkpoint, which is complete.
+  /// Returns a problem that leaves the checkpoint complete.
   std::string run() {
     const std::string problem = after.valid() ? begin_behind() : "";
     if (staged_from_device) staged_from_device->synchronize();
@@ -125,8 +124,8 @@ struct CheckpointSaver::Job {
     return join_problems({problem, checkpoint.commit(text, keep, whole.skipped_steps, unproven)});
   }
 
-  /// Behind the job before: rank 0 makes the folder, which removes all others that are not
-  /// complete, and the other ranks wait for it.
+  /// After the previous job: rank 0 makes the folder, which removes all incomplete ones, and the
+  /// other ranks wait for it.
   std::string begin_behind() const {
     after.wait();
     if (rank == 0 && !abandoned) return checkpoint.begin();
@@ -220,7 +219,7 @@ void CheckpointSaver::stage(Job& job, const at::Tensor& values) const {
   job.memory.push_back(target);
 }
 
-/// The copies are the current stream's, and so is what changes the tensors after them.
+/// The copies run on the current stream, and so does what changes the tensors after them.
 void CheckpointSaver::note_staged(Job& job, c10::Device device) {
   if (device.is_cpu()) return;
   job.staged_from_device.emplace(device.type());

@@ -25,7 +25,7 @@ struct CheckpointSaverOptions {
   std::string job_id = {};  ///< written to the manifests
 };
 
-/// What save() did.
+/// The result of save().
 struct SaveResult {
   std::string path;        ///< of the checkpoint; empty if it was skipped
   std::string last_error;  ///< why the save before this one failed, with `async`; else empty

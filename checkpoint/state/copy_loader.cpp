@@ -68,11 +68,11 @@ class CopyLoader::File : public CheckpointFileBytes {
   std::shared_ptr<const std::vector<Blocks>> blocks_;
 };
 
-/// What the ranks say of the copy.
+/// The data that the ranks exchange about the copy.
 struct CopyLoader::Told {
   std::string config;
   int64_t came_from = kNone;
-  std::vector<Manifest> parts;  ///< by rank; the first has where the run stood
+  std::vector<Manifest> parts;  ///< by rank; the first says where the run stood
 };
 
 CopyLoader::CopyLoader(const ParallelState& state, const StateCopies& copies, int64_t least,
@@ -102,8 +102,8 @@ std::string CopyLoader::why_none() const {
       choice_.lost->iteration, choice_.lost->rank);
 }
 
-/// Of the parts that this rank tells of, each "rank bytes\n" and its manifest; before that of the
-/// first, where the run came from and the configuration.
+/// For each part that this rank reports: "rank bytes\n" and the part's manifest. Before the first
+/// part of all: where the run came from, and the configuration.
 std::string CopyLoader::own_text(const StateCopy* copy) const {
   std::string text;
   for (size_t part = 0; part < choice_.holders.size(); ++part) {
@@ -173,7 +173,7 @@ void CopyLoader::open(const StateCopy* copy) {
   checkpoint_ = std::make_unique<CheckpointReader>(std::move(source));
 }
 
-/// In the order in which they are read first.
+/// The blocks that this rank lacks, in the order in which they are first read.
 std::vector<BlockRun> CopyLoader::missing_blocks(
     const std::function<void(CheckpointReader&)>& use) {
   std::vector<BlockRun> runs;
@@ -244,7 +244,7 @@ at::Tensor CopyLoader::memory_for(int64_t bytes) {
   return memory;
 }
 
-/// What goes to one rank, or comes from one, lies in the order of the list.
+/// Blocks to one rank, and blocks from one rank, lie in the order of the list.
 void CopyLoader::exchange(Turn& turn) {
   const auto ranks = static_cast<size_t>(state_.world_size());
   std::vector<int64_t> input_rows(ranks, 0), output_rows(ranks, 0);
@@ -287,8 +287,8 @@ void CopyLoader::make_next_turn() {
   exchange(turns_[next_turn_++]);
 }
 
-/// A rank that gives and reads what it has itself does both in turns, so that none waits for the
-/// other.
+/// A rank that gives blocks and reads its own alternates between the two, so that no rank waits for
+/// another.
 void CopyLoader::give_meanwhile(int64_t bytes) {
   read_since_ += bytes;
   if (next_turn_ == turns_.size() || !turns_[next_turn_].taken.empty()) return;

@@ -21,7 +21,8 @@ Lengths parse_lengths(const std::string& text) {
   return lengths;
 }
 
-/// What the ranks of `group` hold of the dimensions in `cut`, as far as is known of their blocks.
+/// The lengths that each rank of `group` holds along the dimensions in `cut`, as far as its blocks
+/// are known.
 std::vector<Lengths> lengths_along(const ProcessGroup& group,
                                    const std::map<std::string, size_t>& cut,
                                    const std::map<std::string, TensorBox>& blocks) {
@@ -61,7 +62,7 @@ std::map<std::string, TensorBox> held_blocks(const std::vector<NamedParameter>& 
   std::map<std::string, TensorBox> blocks;
   for (const NamedParameter& param : parameters)
     blocks[param.name] = whole_box(param.tensor.sizes().vec());
-  for (const MeshAxis axis : kCuttingAxes | std::views::reverse) {  // the first cut is made last
+  for (const MeshAxis axis : kCuttingAxes | std::views::reverse) {  // the first cut is undone last
     if (state.grids().size(group_kind_of(axis)) == 1) continue;
     std::map<std::string, size_t> cut;
     for (const NamedParameter& param : parameters) {

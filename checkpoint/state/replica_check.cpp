@@ -17,7 +17,7 @@
 namespace lockstep {
 namespace {
 
-/// The lowest fingerprint in the maximum of all ranks: that of a rank that holds nothing.
+/// The fingerprint of a rank that holds nothing: the lowest, so that it never decides a maximum.
 constexpr int64_t kNothing = std::numeric_limits<int64_t>::min();
 
 std::string describe(const StateTensor& tensor) {
@@ -30,7 +30,7 @@ std::string list_ranks(const std::vector<int64_t>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-/// Which of the ranks that hold copies differ, by what each holds.
+/// Says which of the ranks that hold copies differ; `ranks_of` lists the ranks by fingerprint.
 std::string describe_groups(const std::map<int64_t, std::vector<int64_t>>& ranks_of,
                             size_t num_holders) {
   std::vector<int64_t> most, others;
@@ -50,7 +50,7 @@ std::string describe_groups(const std::map<int64_t, std::vector<int64_t>>& ranks
                      list_ranks(most));
 }
 
-/// Those of a device are read together. State that is offloaded lies on the host.
+/// Reads the fingerprints on a device together. Offloaded state lies on the host.
 std::vector<int64_t> on_host(const std::vector<at::Tensor>& fingerprints) {
   std::vector<at::Tensor> of_device;
   for (const at::Tensor& one : fingerprints)
@@ -117,7 +117,7 @@ void ReplicaCheck::compare(const std::string& when) {
 
 void ReplicaCheck::compare_over_ranks(const std::string& when, const std::vector<int64_t>& copies,
                                       const std::vector<size_t>& changed) const {
-  // The maximum of the values and of their complements, which is the complement of the minimum.
+  // The maximum of the values, and that of their complements: the complement of the minimum.
   const size_t count = copies.size();
   const at::Tensor extremes = at::full({2 * static_cast<int64_t>(count) + 1}, kNothing, at::kLong);
   auto* const values = extremes.mutable_data_ptr<int64_t>();

@@ -21,7 +21,7 @@ class SafetensorsFile {
 
   const std::string& path() const { return file_.path(); }
   const SafetensorsHeader& header() const { return header_; }
-  /// On the CPU. FileError.
+  /// Reads a tensor onto the CPU. FileError.
   at::Tensor read(const SafetensorsEntry& entry) const;
 
  private:

@@ -26,9 +26,9 @@ std::string host_name() {
 
 }  // namespace
 
-/// What is the same for all copies of a round.
+/// The plan that all copies of a round share.
 struct StateCopier::Plan {
-  /// The n-th copies of some parts, which this rank keeps, in one piece of memory.
+  /// The n-th copies of some parts, that this rank keeps, in one piece of memory.
   struct Kept {
     std::vector<int64_t> ranks;  ///< whose parts they are, ascending
     int64_t bytes = 0;
@@ -36,7 +36,7 @@ struct StateCopier::Plan {
   };
 
   std::vector<size_t> share;                              ///< indices of this rank's tensors
-  std::vector<int64_t> offsets;                           ///< of these in the part, bytes
+  std::vector<int64_t> offsets;                           ///< their offsets in the part, in bytes
   std::vector<std::shared_ptr<const Manifest>> contents;  ///< of the ranks whose parts are kept
   std::vector<Kept> replicas;
   std::string config;
@@ -132,7 +132,7 @@ void StateCopier::prepare(StateCopy& copy) const {
   }
 }
 
-/// The first copy from a device must have ended before the checksums are taken.
+/// Waits for the copy from a device: it must have ended before the checksums are taken.
 void StateCopier::fill(const CopiedPart& own, const std::vector<StateTensor>& tensors) const {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < plan_->share.size(); ++i) {

@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-/// Behind the checksums of the blocks.
+/// Follows the checksums of the blocks.
 struct MetricsNote {
   uint32_t is_there = 0;
   uint32_t checksum = 0;

@@ -59,7 +59,7 @@ class StateCopies {
   /// on all ranks.
   StateCopy& begin(const CopyId& id);
 
-  /// What is whole on this rank, the older copy first.
+  /// The whole parts that this rank has, the older copy first.
   std::vector<HeldCopy> held() const;
   /// nullptr if it does not exist.
   const StateCopy* find(const CopyId& id) const;

@@ -52,7 +52,7 @@ Manifest manifest_of(const TrainingProgress& progress, const Config& config,
   return manifest;
 }
 
-/// Pages of 4096 bytes, each fetched when it is first written, cost more time than the copy.
+/// Uses huge pages: to fault in pages of 4096 bytes takes longer than the copy.
 at::Tensor host_memory(int64_t bytes, c10::Device device) {
   constexpr int64_t kHugePage = int64_t{2} << 20;  // bytes
   const at::Tensor memory =

@@ -13,7 +13,7 @@
 #include "lockstep/core/config.h"
 #include "lockstep/parallel_state/parallel_state.h"
 
-/// What saves on disk and copies in memory have in common.
+/// The common part of saves on disk and copies in memory.
 namespace lockstep {
 
 /// The tensors of a share are padded to multiples of this many bytes in host_memory().

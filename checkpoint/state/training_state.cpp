@@ -19,7 +19,7 @@ constexpr std::pair<at::ScalarType, const char*> kDtypes[] = {
     {at::kLong, "I64"},   {at::kInt, "I32"},   {at::kShort, "I16"},     {at::kChar, "I8"},
     {at::kByte, "U8"},    {at::kBool, "BOOL"}};
 
-/// Adds what is left of `tensor` without padding, nothing for an empty piece.
+/// Adds `tensor` without its padding; adds nothing for an empty piece.
 void add(std::vector<StateTensor>& list, StateTensor tensor,
          const std::optional<int64_t>& unpadded_rows) {
   TensorBox& box = tensor.part.box;

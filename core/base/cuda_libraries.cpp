@@ -34,7 +34,7 @@ fs::path folder_of_this_library() {
   return ::dladdr(&here, &info) != 0 ? fs::path(info.dli_fname).parent_path() : fs::path();
 }
 
-/// Of the libtorch that this process uses.
+/// The folder of the libtorch that this process uses.
 fs::path folder_of_libtorch() {
   void* const library = ::dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
   const link_map* map = nullptr;
@@ -63,7 +63,7 @@ std::string driver_obstacle() {
   return ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) ? "" : last_error();
 }
 
-/// Loads what the environment asks for; else says why not.
+/// Loads the libraries that the environment asks for; otherwise notes why not.
 void load_before_main() {
   const char* const text = std::getenv(kVariable);
   const std::string wish = text ? text : "";

@@ -7,7 +7,7 @@ namespace lockstep {
 
 Download::Download(const at::Tensor& tensor) : host_(tensor) {
   if (tensor.is_cpu()) return;
-  if (tensor.is_meta())  // a planned one copies nothing
+  if (tensor.is_meta())  // a planned device copies nothing
     host_ = at::empty(tensor.sizes(), tensor.options().device(at::kCPU));
   else
     host_ = at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));

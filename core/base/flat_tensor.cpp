@@ -14,11 +14,11 @@ namespace lockstep {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kShare = 16;  ///< at most this part of the bytes is allocated beside them
+constexpr size_t kShare = 16;  ///< at most 1 / kShare of the bytes is allocated on top of them
 
 size_t rounded_up(size_t bytes) { return (bytes + kHugePage - 1) / kHugePage * kHugePage; }
 
-/// Pages of their own: what malloc gives may have been used before, in ordinary pages.
+/// Maps new pages: malloc may give memory that was used before, in ordinary pages.
 class Mapping {
  public:
   explicit Mapping(size_t bytes) : bytes_(rounded_up(bytes) + kHugePage) {
@@ -37,7 +37,7 @@ class Mapping {
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
 
-  /// At the begin of a huge page; up to the end of the last one there is memory.
+  /// At the start of a huge page; there is memory up to the end of the last one.
   void* data() const {
     const auto begin = reinterpret_cast<uintptr_t>(begin_);
     return static_cast<char*>(begin_) + (rounded_up(begin) - begin);
@@ -71,7 +71,7 @@ at::Tensor flat_zeros(at::IntArrayRef sizes, const at::TensorOptions& options) {
   const size_t bytes =
       static_cast<size_t>(c10::multiply_integers(sizes)) * options.dtype().itemsize();
   if (!takes_huge_pages(bytes, options)) return at::zeros(sizes, options);
-  static HugePageAllocator allocator;  // whose memory is new, so that it holds zeros
+  static HugePageAllocator allocator;  // its memory is new, so it holds zeros
   return at::Tensor(at::detail::empty_generic(sizes, &allocator,
                                               c10::DispatchKeySet(c10::DispatchKey::CPU),
                                               c10::typeMetaToScalarType(options.dtype()), {}));

@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kAtOnce = size_t{1} << 20;
 constexpr size_t kMostOfACall = size_t{1} << 30;
 
-/// As uninterrupted(), of calls that give a pointer.
+/// Like uninterrupted(), for calls that return a pointer.
 template <class Call>
 auto again_if_interrupted(Call call) {
   auto result = call();
@@ -49,7 +49,7 @@ void check_kind(mode_t mode, const std::string& path, InputKinds allowed) {
                      regular ? "no regular file" : "neither a regular file nor a pipe");
 }
 
-/// Room for `size` bytes.
+/// Makes room for `size` bytes.
 void grow(std::string& text, size_t size, const std::string& path) {
   try {
     text.resize(size);
@@ -97,7 +97,7 @@ std::vector<std::string> names_in_folder(const std::string& path) {
 }
 
 InputFile::InputFile(std::string path, const InputOptions& options) : path_(std::move(path)) {
-  // Without O_NONBLOCK the opening of a FIFO waits for a writer.
+  // Without O_NONBLOCK, opening a FIFO waits for a writer.
   const int flags = O_RDONLY | O_CLOEXEC | (options.kinds == InputKinds::regular ? O_NONBLOCK : 0) |
                     (options.follow_links ? 0 : O_NOFOLLOW);
   file_ = uninterrupted([&] { return ::open(path_.c_str(), flags); });
@@ -156,7 +156,7 @@ std::string read_all(InputFile& file, int64_t limit) {
   check(file.size());
   std::string text;
   size_t end = 0;
-  // A byte more than there should be is asked for, so that the end is seen.
+  // Asks for one byte more than expected, so that the end is seen.
   for (size_t room = static_cast<size_t>(file.size()) + 1;; room = kAtOnce) {
     grow(text, end + room, file.path());
     const size_t count = file.read(text.data() + end, room);

@@ -15,7 +15,8 @@ namespace lockstep {
 
 enum class FileKind { none, regular, folder, other };
 
-/// What is at `path`; `none` only if the system says that nothing is there. FileError otherwise.
+/// The kind of what is at `path`; `none` only if the system says that nothing is there. FileError
+/// otherwise.
 FileKind kind_of_file(const std::string& path, bool follow_links = true);
 
 /// The size in bytes of a regular file; 0 for anything else, such as a pipe. FileError if there is
@@ -64,7 +65,7 @@ class InputFile {
   int64_t position_ = 0;
 };
 
-/// What is left of a file, at most `limit` bytes. FileError also if it exceeds that or the memory.
+/// The rest of a file, at most `limit` bytes. FileError also if it exceeds that or the memory.
 std::string read_all(InputFile& file, int64_t limit = std::numeric_limits<int64_t>::max());
 
 /// The content of a regular file or a pipe, to its end; symbolic links are followed. FileError.

@@ -13,7 +13,7 @@ constexpr uint32_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
 constexpr uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
 constexpr uint32_t kBitsPurpose = 0, kNormalPurpose = 1;
 
-/// FNV-1a over the name, then over the seed, with the finalizer of SplitMix64.
+/// FNV-1a of the name, mixed with the seed by the finalizer of SplitMix64.
 uint64_t hash(uint64_t seed, std::string_view name) {
   uint64_t h = text_digest(name);
   h ^= seed * 0x9E3779B97F4A7C15;

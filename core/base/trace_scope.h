@@ -39,7 +39,7 @@ class TraceScope {
 /// asks current() and opens a TraceScope of that name around the task.
 class TraceName {
  public:
-  /// As in TraceScope.
+  /// `name` as in TraceScope.
   template <class Name>
   explicit TraceName(Name name) {
     if (trace_is_recording()) set(std::string(name()));

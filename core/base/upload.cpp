@@ -6,7 +6,7 @@ namespace lockstep {
 
 at::Tensor upload(const at::Tensor& host, c10::Device device) {
   if (device.is_cpu()) return host;
-  if (device.is_meta()) return host.to(device);  // a planned one copies nothing
+  if (device.is_meta()) return host.to(device);  // a planned device copies nothing
   return host.pin_memory().to(device, host.scalar_type(), /*non_blocking=*/true);
 }
 

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
-/// Bytes of the character that `text` begins with; 0 where it is none that XML allows.
+/// Bytes of the character that `text` begins with; 0 if XML does not allow it.
 size_t length_of_character(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t first = byte(0);

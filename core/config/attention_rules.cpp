@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-/// Rotary embeddings turn pairs of channels.
+/// Rotary embeddings rotate pairs of channels.
 void check_rotated_channels(const TransformerConfig& model, const FieldNames& names) {
   if (model.position_embedding_type != PositionEmbeddingType::rope) return;
   if (model.multi_latent_attention) return;  // see check_latent_attention()
@@ -28,7 +28,7 @@ void check_rotated_channels(const TransformerConfig& model, const FieldNames& na
                        model.rotary_percent, channels);
 }
 
-/// A field that has another value than its default although nothing reads it.
+/// Refuses a value other than the default in a field that nothing reads.
 template <class Value>
 void expect_unused(const char* field, const Value& found, const Value& unused,
                    const TransformerConfig& model, const char* allowed) {

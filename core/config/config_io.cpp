@@ -26,7 +26,7 @@ using pb::FieldDescriptor;
 
 constexpr size_t kMaxTextBytes = 1 << 20;
 
-/// "model.num_layers" of a field of one of the messages inside Config.
+/// "model.num_layers" for a field of one of the messages inside Config.
 std::string path_of(const FieldDescriptor& field) {
   const pb::Descriptor& root = *proto::Config::descriptor();
   for (int i = 0; i < root.field_count(); ++i)
@@ -35,8 +35,8 @@ std::string path_of(const FieldDescriptor& field) {
   return field.name();
 }
 
-/// The field, and ": ", whose value begins in `column` (a tab goes on to the next multiple of 8) of
-/// a line of `text`; empty where no value begins there.
+/// "FIELD: " of the field whose value begins in `column` of a line of `text` (a tab advances to the
+/// next multiple of 8); empty if no value begins there.
 std::string field_of_value(std::string_view text, int line, int column) {
   for (; line > 0; --line) text.remove_prefix(std::min(text.find('\n'), text.size() - 1) + 1);
   size_t size = 0;
@@ -59,8 +59,8 @@ std::string field_of_value(std::string_view text, int line, int column) {
   return "";
 }
 
-/// Collects protobuf's first error as "origin:line:column: message", with the field where it is an
-/// error of its value.
+/// Collects protobuf's first error as "origin:line:column: message", with the field if its value is
+/// wrong.
 class ErrorCollector : public pb::io::ErrorCollector {
  public:
   ErrorCollector(std::string origin, std::string_view text)
@@ -91,7 +91,7 @@ class ErrorCollector : public pb::io::ErrorCollector {
     return unknown_field(group + message.substr(name, message.find('"', name) - name));
   }
 
-  /// "model." for "TransformerConfig"; empty for the type of the whole.
+  /// "model." for "TransformerConfig"; empty for Config itself.
   static std::string group_of_type(const std::string& type) {
     const pb::Descriptor& root = *proto::Config::descriptor();
     for (int i = 0; i < root.field_count(); ++i)
@@ -132,7 +132,7 @@ void set_list(pb::Message* message, const FieldDescriptor& field, const std::str
   const pb::Reflection& reflection = *message->GetReflection();
   reflection.ClearField(message, &field);
   if (!value.empty() && value.front() == '[') {
-    const std::unique_ptr<pb::Message> list(message->New());  // the parser empties what it fills
+    const std::unique_ptr<pb::Message> list(message->New());  // the parser clears its target
     parse_text(field.name() + ": " + value, option, list.get());
     message->MergeFrom(*list);
   } else if (field.cpp_type() == FieldDescriptor::CPPTYPE_INT64) {
@@ -200,7 +200,7 @@ std::string value_text(const pb::Message& message, const FieldDescriptor& field,
   return text;
 }
 
-/// The value of a field as text, "unset" where it has none. A list of one number stands without
+/// The value of a field as text, "unset" where it has none. A list of one number is written without
 /// brackets.
 std::string value_or_unset(const pb::Message& message, const FieldDescriptor& field) {
   const pb::Reflection& reflection = *message.GetReflection();
@@ -273,7 +273,7 @@ void check_fields(const pb::Message& message) {
   }
 }
 
-/// Calls visit(group, field, group's message) for every field that is a value.
+/// Calls visit(group, field, group's message) for every field of every group.
 template <class Visit>
 void for_each_field(const pb::Message& config, Visit visit) {
   const pb::Descriptor& root = *config.GetDescriptor();
@@ -285,7 +285,7 @@ void for_each_field(const pb::Message& config, Visit visit) {
   }
 }
 
-/// A front part that is too long, where the file is.
+/// Reads a file, or the first kMaxTextBytes + 1 bytes of a longer one.
 std::string read_config(const std::string& path) {
   std::string text(kMaxTextBytes + 1, '\0');
   try {

@@ -41,7 +41,7 @@ std::string print_config(const Config& config);
 /// A field and what it holds.
 struct ConfigValue {
   std::string path;   ///< "model.num_layers"
-  std::string value;  ///< as print_config() writes it, "unset" where there is none
+  std::string value;  ///< as print_config() writes it, "unset" if there is none
 
   bool operator==(const ConfigValue&) const = default;
 };
@@ -53,7 +53,7 @@ std::vector<ConfigValue> config_values(const Config& config);
 struct ConfigField {
   std::string path;           ///< "model.num_layers"
   std::string type;           ///< "int64", "double", "bool", "string"
-  std::string default_value;  ///< empty where there is none
+  std::string default_value;  ///< empty if there is none
   std::string unit;           ///< empty for plain numbers, strings and flags
   std::string allowed;        ///< ">= 1", "one of a, b"
   std::string unset;          ///< what an unset field means

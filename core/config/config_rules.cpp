@@ -66,7 +66,7 @@ void check_learning_rate(const OptimizerConfig& optimizer, const FieldNames& nam
                        *optimizer.lr_wsd_decay_iters, names.lr_decay_iters, decay_iters);
 }
 
-/// Names the end of the schedule, or its start where that alone is set.
+/// The message names the end of the schedule, or its start if only that is set (`names_start`).
 void check_weight_decay(const OptimizerConfig& optimizer, const FieldNames& names,
                         bool names_start) {
   const double start = *optimizer.start_weight_decay, end = *optimizer.end_weight_decay;
@@ -80,7 +80,7 @@ void check_weight_decay(const OptimizerConfig& optimizer, const FieldNames& name
       names_start ? names.end_weight_decay : names.start_weight_decay, names_start ? end : start);
 }
 
-/// The numbers between the separators, where each is one.
+/// The numbers between the separators; nullopt if one of them is not a number.
 template <class T>
 std::optional<std::vector<T>> parse_numbers(const std::string& text, char separator) {
   std::vector<T> numbers;
@@ -181,7 +181,7 @@ void check_data(const DataConfig& data) {
   if (data.blend) parse_blend(*data.blend, data.path.size());
 }
 
-/// With train.task = sft.
+/// The rules for train.task = sft.
 void check_conversations(const DataConfig& data) {
   const auto refuse_where = [](bool found, std::string_view what, std::string_view allowed) {
     require<ConfigError>(!found, "{}, allowed with train.task = sft: {}", what, allowed);

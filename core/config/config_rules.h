@@ -30,8 +30,8 @@ struct BatchRampUp {
   int64_t samples = 0;
 };
 
-/// What `train.rampup_batch_size` says. Throws ConfigError naming it unless it is three integers,
-/// each at least 1.
+/// Parses `train.rampup_batch_size`. Throws ConfigError naming it unless it is three integers, each
+/// at least 1.
 BatchRampUp parse_rampup_batch_size(const std::string& text);
 
 /// Global batches of `global` sequences for iterations that begin when at least `samples` are
@@ -41,7 +41,7 @@ struct BatchStep {
   int64_t global = 0;
 };
 
-/// What `train.step_batch_size_schedule` says: at least one step, the first from 0 samples on, each
+/// Parses `train.step_batch_size_schedule`: at least one step, the first from 0 samples on, each
 /// further one from a larger number. Throws ConfigError naming it otherwise.
 std::vector<BatchStep> parse_step_batch_size_schedule(const std::string& text);
 

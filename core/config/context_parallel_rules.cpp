@@ -23,7 +23,7 @@ std::vector<std::string> split_at_commas(const std::string& text) {
   return parts;
 }
 
-/// What parallel.cp_comm_type_of_layers lists, one for each layer.
+/// The entries of parallel.cp_comm_type_of_layers, one for each layer.
 std::vector<ContextCommunication> listed_communications(const TransformerConfig& model,
                                                         const ParallelConfig& parallel) {
   const std::vector<std::string> parts = split_at_commas(*parallel.cp_comm_type_of_layers);
@@ -39,7 +39,7 @@ std::vector<ContextCommunication> listed_communications(const TransformerConfig&
   return result;
 }
 
-/// The ranks that exchange heads for sequence.
+/// The number of ranks that exchange heads for sequence.
 int64_t ranks_that_exchange_heads(const ParallelConfig& parallel,
                                   ContextCommunication communication) {
   if (communication == ContextCommunication::a2a) return parallel.context_parallel_size;

@@ -6,7 +6,7 @@
 namespace lockstep {
 namespace {
 
-/// Whether moe_layer_freq is the one number, not the list. A list of one 1 is both, and means the
+/// Whether moe_layer_freq is a single number, not a list. A list of one 1 is both and means the
 /// same.
 bool is_frequency(const std::vector<int64_t>& moe_layer_freq) {
   return moe_layer_freq.size() == 1 && moe_layer_freq[0] >= 1;

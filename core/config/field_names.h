@@ -8,9 +8,9 @@
 
 namespace lockstep {
 
-/// What messages call the fields that resolve() fills in: the field itself where the user has set
-/// it, otherwise the field from which its value follows, so that a refusal names something that is
-/// in the configuration.
+/// The names that messages use for the fields that resolve() fills in: the field itself if the user
+/// has set it, otherwise the field from which its value follows, so that a refusal names something
+/// that is in the configuration.
 struct FieldNames {
   /// `given` is the configuration before resolve(). Every field of a resolved one counts as set.
   explicit FieldNames(const Config& given);

@@ -22,7 +22,7 @@ std::pair<std::string_view, std::string_view> group_and_name(std::string_view pa
   return {path.substr(0, dot), path.substr(dot + 1)};
 }
 
-/// A cost that is too much.
+/// A cost that is too high.
 constexpr size_t kFar = std::numeric_limits<size_t>::max();
 
 /// The paths for which cost(group, name) is smallest.

@@ -2,7 +2,7 @@
 
 #include "lockstep/core/config.h"
 
-/// What products in 8-bit floats ask of a configuration. Nothing here needs libtorch.
+/// The requirements of products in 8-bit floats on a configuration. Nothing here needs libtorch.
 namespace lockstep {
 
 /// Throws ConfigError, naming the field: fields of fp8 without train.fp8, and of delayed scaling

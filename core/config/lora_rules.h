@@ -5,7 +5,7 @@
 
 #include "lockstep/core/config.h"
 
-/// What low-rank adapters ask of a configuration. Nothing here needs libtorch.
+/// The requirements of low-rank adapters on a configuration. Nothing here needs libtorch.
 namespace lockstep {
 
 /// The layers that get adapters if lora.target_modules is empty: those of attention, as in the

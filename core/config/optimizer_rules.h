@@ -2,8 +2,8 @@
 
 #include "lockstep/core/config.h"
 
-/// What gradient reduction and the kinds of optimizer ask of a configuration. Nothing here needs
-/// libtorch.
+/// The requirements of gradient reduction and the kinds of optimizer on a configuration. Nothing
+/// here needs libtorch.
 namespace lockstep {
 
 /// ConfigError, naming the fields: a number out of its bounds, bucket_size together with

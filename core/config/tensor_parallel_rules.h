@@ -5,7 +5,7 @@
 #include "lockstep/core/config.h"
 #include "lockstep/core/field_names.h"
 
-/// What tensor and sequence parallelism ask of a model. Nothing here needs libtorch.
+/// The requirements of tensor and sequence parallelism on a model. Nothing here needs libtorch.
 namespace lockstep {
 
 /// Rows of the embedding and output tables over all ranks of tp: `vocab_size` rounded up to a

@@ -23,7 +23,7 @@ bool any_splits_sequence(const torch::nn::Module& module) {
                      [](const auto& child) { return any_splits_sequence(*child.value()); });
 }
 
-/// Takes the parameters of a module and of those below it.
+/// Collects the parameters of a module and of its submodules.
 class Collection {
  public:
   explicit Collection(const torch::nn::Module& root) : splits_sequence_(any_splits_sequence(root)) {
@@ -57,13 +57,14 @@ class Collection {
   }
 
   bool splits_sequence_;
-  /// The modules that the present one lies in, outermost first, and the lengths of their prefixes.
+  /// The described modules around the current one and itself, outermost first, and the lengths of
+  /// their prefixes.
   std::vector<std::pair<const DescribedModule*, size_t>> describing_;
   std::unordered_set<const c10::TensorImpl*> seen_;
   std::vector<NamedParameter> parameters_;
 };
 
-/// UsageError for what no layer can be made of.
+/// UsageError if no layer can be made of `spec`.
 void check_spec(const ParamSpec& spec) {
   constexpr auto kMost = std::numeric_limits<int64_t>::max();
   int64_t numel = 1;
@@ -103,7 +104,7 @@ int64_t index_of_row(int64_t row, at::IntArrayRef sizes, at::IntArrayRef global_
   return index;
 }
 
-/// Normals of the positions from `index` on.
+/// Fills a row with the normals of the positions from `index` on.
 void fill_normal_row(double* out, int64_t length, double standard_deviation,
                      const CounterStream& stream, int64_t index) {
   std::array<double, 2> pair{};
@@ -114,7 +115,7 @@ void fill_normal_row(double* out, int64_t length, double standard_deviation,
   }
 }
 
-/// Normals of a block of a global tensor, whose elements count on over its rows.
+/// Normals of a block of a global tensor, whose elements are numbered row by row.
 struct NormalBlock {
   std::vector<int64_t> sizes, global_shape, offset;
   double standard_deviation;
@@ -133,7 +134,7 @@ struct NormalBlock {
   }
 };
 
-/// How many of the rows of a piece come before the padding.
+/// The number of rows of a piece before the padding.
 int64_t rows_before_padding(const ParamSpec& spec, const LocalPiece& piece) {
   const int64_t end = spec.description.unpadded_rows.value_or(spec.shape[0]);
   return std::clamp<int64_t>(end - piece.offset[0], 0, piece.shape[0]);

@@ -12,7 +12,7 @@ using Json = nlohmann::json;
 
 constexpr std::array kRoles = {ChatRole::system, ChatRole::user, ChatRole::assistant};
 
-/// Takes no string; the parser says where a line is bad, and bounds its levels.
+/// Keeps no strings: the parser only says where a line is bad and limits its nesting.
 class NoStrings : public JsonLineParser::Strings {
  public:
   void begin(size_t /*key*/) override {}

@@ -56,7 +56,7 @@ void ConversationEncoder::check_neighbours() {
 
 std::vector<int64_t> ConversationEncoder::ids_of(const std::string& text, bool first) {
   if (first || end_text_.empty()) return tokenizer_.encode(text);
-  std::vector<int64_t> ids = tokenizer_.encode(end_text_ + text);  // not at the front of a text
+  std::vector<int64_t> ids = tokenizer_.encode(end_text_ + text);  // so that text is not first
   ids.erase(ids.begin());
   return ids;
 }
@@ -64,7 +64,7 @@ std::vector<int64_t> ConversationEncoder::ids_of(const std::string& text, bool f
 size_t ConversationEncoder::prompt_ids(const std::string& prompt, const std::vector<int64_t>& ids,
                                        bool first) {
   size_t count = common_front(ids_of(prompt, first), ids);
-  // What follows the prompt may have made its last tokens others, which are still the prompt's.
+  // The text after the prompt may have changed its last tokens, which still belong to the prompt.
   const std::vector<int64_t> front(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(count));
   std::string shown = first ? tokenizer_.decode(front) : tokenizer_.decode_more(front);
   if (!prompt.starts_with(shown)) return count;

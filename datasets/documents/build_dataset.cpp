@@ -91,8 +91,8 @@ class DatasetSink : public DocumentSink {
   std::vector<std::unique_ptr<IndexedDatasetWriter>> writers_;
 };
 
-/// Short documents go to the workers in batches; one that is longer than a piece is encoded as it
-/// is read, after all in front of it were written.
+/// Short documents go to the workers in batches. A document that is longer than a piece is encoded
+/// as it is read, after all documents before it were written.
 class DatasetBuilder {
  public:
   DatasetBuilder(const BuildDataset& build, const MakeTokenizer& make,
@@ -171,7 +171,7 @@ class DatasetBuilder {
     while (workers_.pending() > 2 * static_cast<size_t>(build_.workers)) take(workers_.next());
   }
 
-  /// Until all that was read is written.
+  /// Waits until everything that was read is written.
   void drain() {
     submit();
     while (workers_.pending() > 0) take(workers_.next());

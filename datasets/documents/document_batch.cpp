@@ -5,7 +5,7 @@
 namespace lockstep {
 namespace {
 
-/// Packs the ids of documents one behind another.
+/// Packs the ids of documents one after another.
 class BatchSink : public DocumentSink {
  public:
   BatchSink(std::vector<EncodedBatch::Output>& outputs, TokenType type)
@@ -27,7 +27,7 @@ class BatchSink : public DocumentSink {
  private:
   std::vector<EncodedBatch::Output>& outputs_;
   TokenType type_;
-  std::vector<size_t> begins_;  ///< of the document that comes, in packed
+  std::vector<size_t> begins_;  ///< where the next document begins in packed
 };
 
 }  // namespace

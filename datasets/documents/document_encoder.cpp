@@ -6,7 +6,7 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kEncodeAtOnce = 1 << 18;  // 8 bytes an id, for a moment
+constexpr size_t kEncodeAtOnce = 1 << 18;  // each id takes 8 bytes for a moment
 
 }  // namespace
 
@@ -72,7 +72,7 @@ void DocumentEncoder::append(std::string_view text) {
 void DocumentEncoder::encode(bool last) {
   ids_.clear();
   text_.erase(0, tokenizer_.encode_front(text_, last, ids_));
-  // What no id could be given for yet is read again, so more must come than is there.
+  // Text that has no ids yet is encoded again, so at least as much text must come before that.
   encode_at_ = std::max(kEncodeAtOnce, 2 * text_.size());
   const bool has_text = tokens_[output_] > 0 || !ids_.empty() || form_ == InputForm::text;
   if (last && options_.append_eod && has_text) ids_.push_back(tokenizer_.end_of_document());

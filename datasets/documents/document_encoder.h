@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-/// What an input holds.
+/// The form of an input.
 enum class InputForm {
   text,       ///< one document, any bytes
   json_lines  ///< one document per line
@@ -23,7 +23,7 @@ struct EncoderOptions {
   bool append_eod = false;
 };
 
-/// Where the token ids of documents go. A document has a sequence in each output; with JSON lines,
+/// Receives the token ids of documents. A document has a sequence in each output; with JSON lines,
 /// a document whose text has no token has none, as in Megatron's preprocess_data.py.
 class DocumentSink {
  public:

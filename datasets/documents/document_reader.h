@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-/// What `path` holds, according to its name: JSON lines if it ends in .jsonl, .jsonl.gz or
-/// .jsonl.zst.
+/// The form of the input `path`, according to its name: JSON lines if it ends in .jsonl, .jsonl.gz
+/// or .jsonl.zst.
 InputForm form_of_input(std::string_view path);
 
 /// The documents of a file one after another, in pieces of at most 1 MiB. Needs no libtorch.

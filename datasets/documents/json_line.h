@@ -15,7 +15,7 @@ namespace lockstep {
 /// and more than 1000 levels. Needs no libtorch.
 class JsonLineParser {
  public:
-  /// Where the strings go, in UTF-8. The pieces for one key come between begin() and end(); if a
+  /// Receives the strings, in UTF-8. The pieces for one key come between begin() and end(); if a
   /// key is repeated in the object, begin() is called again, and the last value counts.
   class Strings {
    public:
@@ -66,7 +66,7 @@ class JsonLineParser {
     exponent_digits
   };
   enum class Kind : uint8_t { none, string, object, array, number, literal };
-  /// What the string that is being read is used for.
+  /// The use of the string that is being read.
   enum class Use : uint8_t { nothing, key, text };
 
   void take(char c);

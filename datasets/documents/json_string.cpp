@@ -136,7 +136,7 @@ void JsonLineParser::keep_code_point(uint32_t code) {
 
 void JsonLineParser::keep(std::string_view text) {
   if (use_ == Use::nothing || text.empty()) return;
-  if (use_ == Use::key) {  // one that is too long is none of ours, however it goes on
+  if (use_ == Use::key) {  // one that is too long is none of ours, whatever follows
     kept_.append(text.substr(0, longest_key_ + 1 - std::min(longest_key_ + 1, kept_.size())));
     return;
   }

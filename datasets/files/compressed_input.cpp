@@ -58,7 +58,7 @@ class ZstdDecompressor : public CompressedInput::Decompressor {
     ZSTD_inBuffer in = {input.data(), input.size(), 0};
     ZSTD_outBuffer out = {to, room, 0};
     const size_t result = ::ZSTD_decompressStream(stream_.get(), &out, &in);
-    // With an error zstd may count all of both as used up.
+    // On an error, zstd may count all input and all room as used up.
     if (::ZSTD_isError(result) != 0)
       return {.used = 0, .made = 0, .problem = ::ZSTD_getErrorName(result)};
     return {.used = in.pos, .made = out.pos, .ended = result == 0};

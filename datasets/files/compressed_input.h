@@ -53,7 +53,7 @@ class CompressedInput {
   /// What the source throws passes through.
   size_t read(char* to, size_t count);
 
-  /// What one call of a decompressor did. A problem is a sentence of its library.
+  /// The result of one call of a decompressor. A problem is a sentence of its library.
   struct Step {
     size_t used = 0;
     size_t made = 0;

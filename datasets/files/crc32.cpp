@@ -37,7 +37,7 @@ constexpr Tables make_tables() {
 
 constexpr Tables kTables = make_tables();
 
-/// Goes on from the register `value`.
+/// Continues from the register `value`.
 uint32_t by_tables(std::string_view bytes, uint32_t value) {
   for (; bytes.size() >= kStride; bytes.remove_prefix(kStride)) {
     uint64_t word = 0;
@@ -63,7 +63,7 @@ constexpr int64_t power_of_x(int exponent) {
   return static_cast<int64_t>(value) << 1;
 }
 
-/// Moves a lane `bits` further: what it is worth there, 128 bits again.
+/// Moves a lane `bits` further: returns its value there, again in 128 bits.
 template <int bits>
 __attribute__((target("pclmul,sse4.1"))) inline __m128i moved(__m128i lane) {
   const __m128i powers = _mm_set_epi64x(power_of_x(bits - 32), power_of_x(bits + 32));
@@ -75,9 +75,9 @@ __attribute__((target("pclmul,sse4.1"))) inline __m128i lane_at(const char* byte
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
 }
 
-/// Of at least kLane * kLanes bytes, by carry-less products (V. Gopal et al., Fast CRC computation
-/// for generic polynomials using PCLMULQDQ instruction, 2009): four lanes run over the bytes, and
-/// the last 16 bytes that are left have the checksum of all.
+/// For at least kLane * kLanes bytes, by carry-less products (V. Gopal et al., Fast CRC computation
+/// for generic polynomials using PCLMULQDQ instruction, 2009): four lanes run over the bytes and
+/// are folded into 16 bytes that have the same checksum.
 __attribute__((target("pclmul,sse4.1"))) uint32_t by_products(std::string_view bytes,
                                                               uint32_t value) {
   __m128i lanes[kLanes];

@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-/// `begin` is written last and erased first, so that the handler sees whole entries alone.
+/// `begin` is written last and erased first, so that the handler sees only whole entries.
 struct Mapping {
   std::atomic<bool> taken = false;
   std::atomic<uintptr_t> begin = 0;
@@ -32,7 +32,7 @@ void say(std::string_view text) {
   }
 }
 
-/// Only calls that a signal handler may make.
+/// Makes only calls that are allowed in a signal handler.
 void end_with_file(int signal, siginfo_t* info, void*) {
   const uintptr_t at = address_of(info->si_addr);
   for (const Mapping& mapping : mappings) {

@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kUnfinished = ".unfinished.";
 
-/// Whether it ends as the constructor makes it: a process and eight digits of a random number.
+/// Whether the constructor makes such an end: a process and eight digits of a random number.
 bool is_temporary_end(std::string_view end) {
   const size_t dot = end.find('.');
   const auto all = [](std::string_view text, int (*kind)(int)) {
@@ -44,7 +44,7 @@ bool lock(int file, int how) {
   return uninterrupted([&] { return ::flock(file, how); }) == 0;
 }
 
-/// Removes what killed processes have left of the file. Who still writes one has its lock.
+/// Removes what killed processes left of the file. A process that still writes one has its lock.
 void remove_abandoned(const std::string& final_path) {
   const fs::path path(final_path);
   const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
@@ -61,7 +61,7 @@ void remove_abandoned(const std::string& final_path) {
   }
 }
 
-/// Makes a file and locks it, where the file system has locks. -1, with errno: it cannot be made.
+/// Makes a file and locks it, where the file system has locks. -1, with errno, on failure.
 int make_locked(const std::string& path) {
   const int file = open_file(path, O_CREAT | O_EXCL);
   if (file >= 0) lock(file, LOCK_EX);
@@ -84,7 +84,7 @@ UnfinishedFile::UnfinishedFile(std::string final_path, std::string_view action)
     file_ = make_locked(path_);
     if (file_ < 0) fail_with_reason(action);
     if (has_a_name(file_)) return;
-    ::close(file_);  // another process has taken it for abandoned before it was locked
+    ::close(file_);  // another process took it for abandoned before it was locked
   }
 }
 
@@ -114,7 +114,7 @@ void UnfinishedFile::take_back(int64_t bytes) {
 
 void UnfinishedFile::sync() {
   if (uninterrupted([this] { return ::fsync(file_); }) != 0) fail_with_reason("written");
-  // Closing may tell of an error; the lock stays with the second descriptor.
+  // Closing may report an error; the second descriptor keeps the lock.
   const int kept = ::fcntl(file_, F_DUPFD_CLOEXEC, 0);
   if (kept < 0) fail_with_reason("written");
   if (::close(std::exchange(file_, kept)) != 0 && errno != EINTR) fail_with_reason("written");
@@ -123,7 +123,7 @@ void UnfinishedFile::sync() {
 void UnfinishedFile::publish() {
   if (std::rename(path_.c_str(), final_path_.c_str()) != 0) fail_with_reason("renamed");
   path_.clear();
-  ::close(std::exchange(file_, -1));  // until now it was locked and not taken for abandoned
+  ::close(std::exchange(file_, -1));  // until now the lock kept it from being taken for abandoned
 }
 
 void write_output_file(const std::string& path, std::string_view text) {

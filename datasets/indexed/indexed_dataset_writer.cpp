@@ -104,7 +104,7 @@ void IndexedDatasetWriter::finish() {
   write_index();
   bin_.sync();
   idx_.sync();
-  // Between these steps the old index must not stand beside the new numbers.
+  // Between these steps the old index must not lie next to the new numbers.
   ::unlink(idx_.final_path().c_str());
   bin_.publish();
   idx_.publish();

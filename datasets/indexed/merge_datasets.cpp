@@ -31,7 +31,7 @@ void check_merge(const IndexedDataset& dataset, const IndexedDataset& first,
       "--output: found '{}', which is one of the inputs, allowed: another prefix", output);
 }
 
-/// `count` numbers from `begin` on, to the sequence that is being written.
+/// Appends `count` numbers from `begin` on to the sequence that is being written.
 void copy_numbers(const PackedTokens& tokens, int64_t begin, int64_t count,
                   IndexedDatasetWriter& writer) {
   while (count > 0) {

@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// What was merged.
+/// The result of a merge.
 struct MergedDatasets {
   int64_t documents = 0;
   int64_t sequences = 0;

@@ -13,7 +13,7 @@ struct ByteAlphabet {
   std::array<int16_t, 324> bytes;    ///< by code point, or -1
 };
 
-/// Bytes that Latin-1 prints are themselves, the others come, in order, from U+0100 on.
+/// Bytes that Latin-1 prints map to themselves, the others in order to U+0100 and up.
 ByteAlphabet make_alphabet() {
   ByteAlphabet alphabet;
   alphabet.bytes.fill(-1);

@@ -13,7 +13,7 @@
 /// Byte-pair encoding of the pieces of a text. Needs no libtorch.
 namespace lockstep {
 
-/// What two neighbouring tokens become.
+/// The result of merging two neighbouring tokens.
 struct PairMerge {
   uint32_t left = 0;
   uint32_t right = 0;
@@ -61,7 +61,7 @@ struct StringHash {
 };
 using IdsByBytes = std::unordered_map<std::string, uint32_t, StringHash, std::equal_to<>>;
 
-/// What the encoders of several threads share.
+/// The data that the encoders of several threads share.
 struct PieceVocabulary {
   PieceAlphabet alphabet;
   MergeTable merges{std::vector<PairMerge>()};

@@ -15,7 +15,7 @@ constexpr size_t kMostClasses = 250;
 
 }  // namespace
 
-/// Makes the table: a state is the list of steps at which a match may stand, the preferred first.
+/// Makes the table. A state lists the steps that a match may have reached, the preferred first.
 class PieceCutter::Builder {
  public:
   Builder(const SplitPattern& pattern, const std::string& place, PieceCutter& cutter)
@@ -37,7 +37,7 @@ class PieceCutter::Builder {
   }
 
  private:
-  /// For each code point which sets hold it, as the number of a class; and the sets of each class.
+  /// The class of each code point, which tells the sets that hold it; and the sets of each class.
   struct CharacterClasses {
     std::vector<uint8_t> of_point;
     std::vector<std::vector<bool>> sets;  ///< [class][set]
@@ -62,7 +62,7 @@ class PieceCutter::Builder {
     return static_cast<Entry>(state_of(next_) * cutter_.columns_ * 2 + matched_);
   }
 
-  /// Goes on from `step`, where a character of class `column`, or the end, comes.
+  /// Continues from `first` with a character of class `column`, or with the end.
   void follow(uint32_t first, size_t column) {
     std::vector<uint32_t> waiting = {first};
     while (!waiting.empty() && !matched_) {

@@ -42,7 +42,7 @@ struct TextOrigin {
   size_t begin = 0;                     ///< the part's position there
   const RewrittenText* made = nullptr;  ///< from that part; nullptr if it is unchanged
 
-  /// Where `place` is in the original input; none if it is inside a replacement.
+  /// The position of `place` in the original input; none if it is inside a replacement.
   std::optional<size_t> given(size_t place) const;
 };
 

@@ -16,18 +16,18 @@ using Kind = PatternStep::Kind;
 constexpr size_t kMostSteps = 512;
 constexpr uint32_t kMostRepeats = 100;
 constexpr int kDeepest = 6;  // each level is read twice
-/// Pairs of letters that one other character equals where case does not count.
+/// Pairs of letters that equal one other character if case is ignored.
 constexpr std::string_view kJoinedLetters[] = {"ss", "ff", "fi", "fl", "st"};
 
-/// How often something comes.
+/// How often an item is repeated.
 struct Repeats {
   uint32_t least = 1;
   std::optional<uint32_t> most = 1;
 };
 
-/// Writes the steps from the end of the pattern to its front, so that each knows where it leads to.
-/// Every function reads a part of the pattern from `at_` on, and is called again from there where
-/// that part is repeated.
+/// Writes the steps from the end of the pattern to its front, so that each knows its successor.
+/// Every function reads a part of the pattern from `at_` on; if the part is repeated, it is called
+/// again from the same place.
 class PatternParser {
  public:
   PatternParser(std::string_view pattern, const std::string& place)
@@ -83,7 +83,7 @@ class PatternParser {
     return start;
   }
 
-  /// An item of a sequence: where it begins in the pattern, and how often it comes.
+  /// An item of a sequence: where it begins in the pattern, and how often it is repeated.
   struct Item {
     size_t begin = 0;
     Repeats repeats;
@@ -105,7 +105,7 @@ class PatternParser {
     return next;
   }
 
-  /// Reads an item without keeping its steps. Whether it matches the empty text.
+  /// Reads an item without keeping its steps. Returns whether it matches the empty text.
   bool skip_item(int depth) {
     const size_t before = made_.steps.size();
     constexpr uint32_t kEnd = 0;

@@ -20,7 +20,7 @@ struct FreeBytes {
   void operator()(utf8proc_uint8_t* bytes) const { std::free(bytes); }
 };
 
-/// A whole text composed.
+/// Composes a whole text.
 std::string compose(std::string_view text) {
   utf8proc_uint8_t* made = nullptr;
   const auto size =
@@ -65,8 +65,8 @@ RewrittenText compose_characters(const TextPart& part) {
   static const std::vector<Composition> kinds = make_compositions();
   RewrittenText made;
   const std::string_view text = part.text;
-  size_t kept = 0;   // up to here it is in `made`
-  size_t begin = 0;  // of the character at which a stretch to compose begins
+  size_t kept = 0;   // the text up to here is in `made`
+  size_t begin = 0;  // where the stretch to compose begins
   bool changes = false;
   const auto end_stretch = [&](size_t end) {
     if (std::exchange(changes, false)) {
@@ -101,7 +101,7 @@ RewrittenText compose_characters(const TextPart& part) {
   return made;
 }
 
-/// How much of the end of a text may be the front of `what`.
+/// How many bytes at the end of `text` may be the front of `what`.
 size_t front_at_end(std::string_view text, std::string_view what) {
   size_t size = std::min(what.size() - 1, text.size());
   while (size > 0 && !what.starts_with(text.substr(text.size() - size))) --size;

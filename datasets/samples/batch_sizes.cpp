@@ -49,7 +49,7 @@ BatchSchedule::BatchSchedule(const TrainConfig& config, int64_t data_parallel_si
   increment_ = ramp.increment;
   steps_ = growth / ramp.increment;
   samples_ = ramp.samples;
-  // Every batch is a multiple if two neighbours are.
+  // Every batch is a multiple if two consecutive ones are.
   for (const int64_t global : {ramp.start, ramp.start + (steps_ > 0 ? increment_ : 0)})
     require_multiple("rampup_batch_size", text, global);
 }

@@ -39,7 +39,7 @@ void check_count(size_t count) {
                       "blend: found {} data sets, allowed: 1 to {}", count, kMostDatasets);
 }
 
-/// Draws one sample after another from the data set, of those that `may_draw`, that lags most.
+/// Draws samples one by one, each from the data set that lags most among those that `may_draw`.
 class Blender {
  public:
   Blender(std::vector<double> shares, std::vector<int64_t> drawn)
@@ -69,7 +69,7 @@ class Blender {
  private:
   std::vector<double> shares_;
   std::vector<int64_t> drawn_;
-  int64_t before_;  ///< samples in front of samples_
+  int64_t before_;  ///< samples before samples_
   std::vector<BlendedSample> samples_;
 };
 

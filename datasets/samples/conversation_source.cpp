@@ -18,7 +18,7 @@ double percent(int64_t part, int64_t whole) {
   return whole == 0 ? 0 : 100 * static_cast<double>(part) / static_cast<double>(whole);
 }
 
-/// What a set became.
+/// Says how many samples a set became.
 std::string note_of(const ConversationSet& set, int64_t samples, const char* field,
                     int64_t seq_length) {
   std::string note = fmt::format("{}: {} in {} of {}, {:.1f} % filled, {:.1f} % with loss", field,
@@ -88,7 +88,7 @@ SampleMarks ConversationSource::marks(int64_t sample, std::span<const int64_t> /
     const std::span<const uint8_t> learned = set_->learned(number);
     marks.documents.push_back(set_->length(number));
     marks.loss.insert(marks.loss.end(), learned.begin() + 1, learned.end());
-    marks.loss.push_back(0);  // what follows the last token is another conversation
+    marks.loss.push_back(0);  // after the last token comes another conversation
   }
   const int64_t filled = static_cast<int64_t>(marks.loss.size());
   marks.padding = seq_length_ - filled;

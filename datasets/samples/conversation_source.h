@@ -41,7 +41,7 @@ class ConversationSource : public SampleSource {
   Packing packing_;  ///< of epoch_
 };
 
-/// What `config.path` names, with train.task = sft: files of JSON lines with conversations. The
+/// The sources in `config.path`, with train.task = sft: files of JSON lines with conversations. The
 /// first share of `config.split` trains and the next validates; with `config.valid_path` all of its
 /// conversations validate instead. Errors as for ConversationSet; ConfigError also if no
 /// conversation is left to train on.

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-/// The token at which sequence `sequence` begins, or that after the last one.
+/// The first token of sequence `sequence`, or the end of the last one.
 int64_t first_token(const DatasetIndex& index, int64_t sequence) {
   if (sequence == index.num_sequences()) return index.num_tokens;
   return index.pointers[sequence] / token_type_bytes(index.type);

@@ -47,7 +47,7 @@ class DocumentList {
 
   /// Tokens of document `document` (0 to size() - 1).
   int64_t length(int64_t document) const;
-  /// Where it begins in text().
+  /// The position in text() at which it begins.
   int64_t begin(int64_t document) const;
 
   /// The tokens of all documents.

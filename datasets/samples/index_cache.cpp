@@ -53,7 +53,7 @@ class FileLock {
   int file_;
 };
 
-/// The file's index, if it is there, whole and of this description.
+/// The index in the file, if it is there, undamaged and of this description.
 std::optional<SampleIndexView> find_index(const IndexCacheFile& file) {
   try {
     const auto content = std::make_shared<const FileBytes>(file.path);
@@ -61,7 +61,7 @@ std::optional<SampleIndexView> find_index(const IndexCacheFile& file) {
     view.owner = content;
     if (view.description == file.description) return view;
   } catch (const FileError&) {
-    // It is built again, to the same bytes.
+    // It is built again, with the same bytes.
   }
   return std::nullopt;
 }

@@ -40,7 +40,8 @@ SampleIndexView view_of(SampleIndex index);
 
 struct IndexCacheFile {
   std::string path;
-  /// Of what the index was made from. A file with a different description is stale and is replaced.
+  /// Describes what the index was made from. A file with a different description is stale and is
+  /// replaced.
   std::string description;
   /// Whether it is an error if the file cannot be written. If it is not, the index stays in the
   /// memory of each process.

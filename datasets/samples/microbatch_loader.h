@@ -67,7 +67,7 @@ class MicrobatchLoader {
   int64_t next_consumed_ = 0;  ///< of what next() returns next
   int64_t next_number_ = 0;
 
-  // Where read() is. Used only by the thread, while there is one.
+  // The position of read(). Used only by the thread, while there is one.
   int64_t consumed_samples_ = 0;
   int64_t number_ = 0;
 

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-/// Shuffles all of `values`, or the first `first` and the others apart.
+/// Shuffles all of `values`, or the first `first` and the others separately.
 template <class T>
 void shuffle_in_two(std::vector<T>& values, size_t first, NumpyShuffle& shuffle) {
   const std::span<T> all(values);
@@ -122,7 +122,7 @@ SampleIndex build_sample_index(const PackedArray<int32_t>& lengths, DocumentRang
 
   SampleIndex index;
   index.epochs = epochs_for(tokens, options);
-  // Samples that begin before the last epoch, if that is to be shuffled apart.
+  // Samples that begin before the last epoch, if that is to be shuffled separately.
   const int64_t before_last =
       ((index.epochs - 1) * tokens - options.extra_tokens) / options.seq_length;
   const int64_t per_epoch = (tokens - options.extra_tokens) / options.seq_length;

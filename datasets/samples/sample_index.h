@@ -61,10 +61,11 @@ struct SampleStart {
   bool operator==(const SampleStart&) const = default;
 };
 
-/// As many starts as samples, + 1: walks through `documents`, whose lengths are in `lengths`, by
-/// document, in samples of seq_length tokens. Sample k reads from starts[k] to starts[k + 1], and
-/// extra_tokens more. Without drop_last_partial the number of samples is rounded up in single
-/// precision, as in Megatron. UsageError if the documents are not enough for one sample.
+/// The starts of all samples, and one more: walks through `documents`, whose lengths are in
+/// `lengths`, by document, in samples of seq_length tokens. Sample k reads from starts[k] to
+/// starts[k + 1], and extra_tokens more. Without drop_last_partial the number of samples is rounded
+/// up in single precision, as in Megatron. UsageError if the documents are not enough for one
+/// sample.
 std::vector<SampleStart> build_sample_starts(const PackedArray<int32_t>& lengths,
                                              std::span<const int32_t> documents,
                                              const SampleIndexOptions& options);

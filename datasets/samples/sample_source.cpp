@@ -28,7 +28,7 @@ std::shared_ptr<const IndexedDataset> open_dataset(const std::string& prefix) {
   return dataset;
 }
 
-/// The two splits of data sets that are one set of documents.
+/// The two splits of data sets that together are one set of documents.
 SampleSources open_documents(const DataConfig& config, const std::vector<std::string>& prefixes,
                              int64_t vocabulary_size, int64_t seq_length, uint64_t seed) {
   const std::vector<double> shares = parse_split(split_of(config));
@@ -59,7 +59,7 @@ SampleSources open_blend(const DataConfig& config, int64_t vocabulary_size, int6
           std::make_unique<BlendedSource>(std::move(validation), weights), nullptr};
 }
 
-/// What `config.path` gives, by its split.
+/// The sources of `config.path`, by its split.
 SampleSources open_path(const DataConfig& config, int64_t vocabulary_size, int64_t seq_length,
                         uint64_t seed) {
   const auto text = std::find_if_not(config.path.begin(), config.path.end(), is_dataset_prefix);

@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-/// What one path of data.path gives.
+/// The tokens of one path of data.path.
 struct Source {
   std::shared_ptr<const void> owner;
   PackedTokens tokens;
@@ -29,7 +29,7 @@ Source tokens_of_dataset(const std::string& prefix, const std::string& field) {
   return {dataset, dataset->tokens(), prefix + ".bin"};
 }
 
-/// Where a path that does not begin with / was looked for, and what else may be given.
+/// The folder in which a relative path was looked for, and the kinds of paths that are allowed.
 std::string place_of(const std::string& path, const std::string& field) {
   std::error_code error;
   const auto folder = std::filesystem::current_path(error);
@@ -69,7 +69,7 @@ void refuse_file_of_dataset(const std::string& path, const std::string& field) {
 }
 
 Source tokenize_file(const std::string& path, Tokenizer& tokenizer, const std::string& field) {
-  constexpr size_t kAtOnce = 1 << 20;  // 8 bytes an id, for a moment
+  constexpr size_t kAtOnce = 1 << 20;  // each id takes 8 bytes for a moment
   const std::string text = read_text_file(path, field);
   const TokenType type = token_type_of_vocabulary(tokenizer.vocabulary_size());
   auto packed = std::make_shared<std::string>();

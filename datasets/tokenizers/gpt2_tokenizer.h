@@ -18,7 +18,7 @@ namespace lockstep {
 class Gpt2Tokenizer : public Tokenizer {
  public:
   explicit Gpt2Tokenizer(Gpt2Vocabulary vocabulary);
-  /// With the vocabulary of a folder; errors as for read_gpt2_vocabulary().
+  /// Reads the vocabulary of a folder; errors as for read_gpt2_vocabulary().
   explicit Gpt2Tokenizer(const std::string& folder);
 
   int64_t vocabulary_size() const override;

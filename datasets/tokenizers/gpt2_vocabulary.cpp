@@ -100,7 +100,7 @@ int value_of_base64(char c) {
   return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-/// The bytes, or none where `text` is no base64 with its padding.
+/// The bytes; unset if `text` is not base64 with its padding.
 std::optional<std::string> decode_base64(std::string_view text) {
   if (text.size() % 4 != 0) return std::nullopt;
   size_t padding = 0;
@@ -147,7 +147,7 @@ void order_ranks(Gpt2Vocabulary& vocabulary) {
   *gap = kEndOfText;
 }
 
-/// Every way to make a token of two.
+/// Finds every way to make a token of two.
 void find_merges(Gpt2Vocabulary& vocabulary) {
   for (const auto& [bytes, id] : vocabulary.ids)
     for (size_t cut = 1; cut < bytes.size(); ++cut) {

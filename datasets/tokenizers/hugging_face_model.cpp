@@ -71,7 +71,7 @@ void read_byte_alphabet(const JsonField& vocab, const TokenNames& tokens, PieceA
   }
 }
 
-/// The tokens <0x00> to <0xFF>. Whether they are there.
+/// Reads the tokens <0x00> to <0xFF>. Returns whether they are there.
 bool read_fallback_bytes(const JsonField& model, const TokenNames& tokens,
                          PieceAlphabet& alphabet) {
   size_t there = 0;
@@ -104,7 +104,7 @@ void read_characters(const JsonField& model, const TokenNames& tokens, PieceAlph
   alphabet.unknown = found->second;
 }
 
-/// Where pieces are cut apart, what stands for no character of the text must not be merged.
+/// Tokens that stand for no character of the text must not be merged where pieces are cut apart.
 void check_merges(const JsonField& list, const std::vector<PairMerge>& merges,
                   const PieceAlphabet& alphabet) {
   std::set<uint32_t> apart;

@@ -14,8 +14,8 @@ constexpr size_t kMostSteps = 8;
 constexpr size_t kMostReplacements = 4;
 constexpr size_t kLongestReplacement = 8;
 
-/// Calls `visit` with each step of a field that is null, one step, or a Sequence of steps, whose
-/// list has this name.
+/// Calls `visit` with each step of a field: null, one step, or a Sequence whose steps are in the
+/// field named `list`.
 void for_each_step(const JsonField& field, std::string_view list,
                    const std::function<void(const JsonField&, const std::string& type)>& visit) {
   if (field.is_null()) return;
@@ -114,14 +114,14 @@ std::optional<char> fallback_byte(std::string_view name) {
   return static_cast<char>(std::strtol(std::string(name.substr(3, 2)).c_str(), nullptr, 16));
 }
 
-/// What the steps of a decoder do to one token.
+/// The effect of a decoder's steps on one token.
 struct TokenDecoder {
   bool byte_level = false;
   bool byte_fallback = false;
   bool fused = false;
   std::vector<NormalizerStep> replaced;
   std::string meta;         ///< Metaspace's character
-  bool meta_first = false;  ///< and a text's first token has none
+  bool meta_first = false;  ///< a text's first token has none
 
   std::string bytes_of(const std::string& name) const {
     if (byte_level) return bytes_of_name(name).value_or(name);

@@ -19,7 +19,7 @@ class FrontEncoder {
                std::vector<int64_t>& ids)
       : file_(file), encoder_(encoder), begins_(begins), ids_(ids) {}
 
-  /// Up to where the ids stand for the front of the text.
+  /// How far the ids stand for the front of the text.
   struct Reached {
     size_t bytes = 0;
     size_t ids = 0;
@@ -42,13 +42,13 @@ class FrontEncoder {
  private:
   using OnPart = void (FrontEncoder::*)(TextPart, const TextOrigin&);
 
-  /// Calls `on_part` with what is between tokens, and gives these their ids.
+  /// Calls `on_part` with the text between added tokens, and appends the ids of these tokens.
   void for_each_part(const AddedTokenFinder& tokens, const TextPart& whole, Begins after,
                      const TextOrigin& origin, OnPart on_part) {
     size_t used = 0;
     for (size_t searched = 0; searched < whole.text.size();) {
       const AddedTokenFinder::Found found = tokens.find(whole.text, searched, used, whole.closed);
-      // A text must not be begun anew behind the front of a token.
+      // Encoding must not resume after the front of a token.
       if (used > 0 && found.content_begin >= used) reach(used, origin, after);
       if (found.begin > used) {
         const bool closed = found.token != nullptr || whole.closed;
@@ -93,9 +93,10 @@ class FrontEncoder {
     rewrite(steps, step + 1, part, here, then);
   }
 
-  /// Cuts a piece by the stages from `stage` on and encodes what comes out; returns how much of it,
-  /// all if it is closed. It begins at `begin` of the text that `origin` is about; `anywhere` says
-  /// that a text may be begun anew between any two pieces in it, which it may not inside a match.
+  /// Cuts a piece by the stages from `stage` on and encodes the results. Returns how many bytes it
+  /// encoded, all if the piece is closed. The piece begins at `begin` of the text that `origin` is
+  /// about. `anywhere`: encoding may resume between any two pieces in it, which it may not inside a
+  /// match.
   size_t cut(size_t stage, std::string_view text, bool closed, const TextOrigin& origin,
              size_t begin, bool anywhere) {
     if (stage == file_.stages.size()) return encode_piece(text, closed, origin, begin, anywhere);
@@ -133,7 +134,7 @@ class FrontEncoder {
     return used;
   }
 
-  /// The ids stand for what is before `place`, if that is a place of the text given.
+  /// Notes that the ids stand for all text before `place`, if that is a place of the given text.
   void reach(size_t place, const TextOrigin& origin, Begins begins) {
     begins_ = begins;
     if (last_) return;

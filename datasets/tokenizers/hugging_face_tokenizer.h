@@ -23,7 +23,7 @@ namespace lockstep {
 class HuggingFaceTokenizer : public Tokenizer {
  public:
   explicit HuggingFaceTokenizer(HuggingFaceTokenizerFile file);
-  /// From a file; errors as for read_hugging_face_tokenizer().
+  /// Reads a file; errors as for read_hugging_face_tokenizer().
   explicit HuggingFaceTokenizer(const std::string& path);
 
   int64_t vocabulary_size() const override { return file_->vocabulary_size; }
@@ -34,7 +34,7 @@ class HuggingFaceTokenizer : public Tokenizer {
   std::unique_ptr<Tokenizer> clone() const override;
   void restart() override { begins_ = {}; }
 
-  /// What has not begun yet where encode_front() continues.
+  /// Which of these have not begun yet where encode_front() continues.
   struct Begins {
     bool text = true;     ///< the text
     bool section = true;  ///< what is between two tokens in the text

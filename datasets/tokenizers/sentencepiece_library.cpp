@@ -1,4 +1,4 @@
-// The one source that names SentencePiece; liblockstep_sentencepiece.so is made of it.
+// The only source that uses SentencePiece; liblockstep_sentencepiece.so is built from it.
 
 #include <sentencepiece_processor.h>
 

@@ -14,7 +14,7 @@ namespace {
 constexpr char kLibrary[] = "liblockstep_sentencepiece.so";
 
 #ifdef __SANITIZE_ADDRESS__
-constexpr int kOwnSymbols = 0;  // the sanitizer refuses what follows
+constexpr int kOwnSymbols = 0;  // the sanitizer refuses RTLD_DEEPBIND
 #else
 constexpr int kOwnSymbols = RTLD_DEEPBIND;
 #endif
@@ -28,7 +28,8 @@ std::filesystem::path own_folder() {
   return error ? std::filesystem::path() : own.parent_path();
 }
 
-/// nullptr where there is no such library. Beside the libraries of this build or installation.
+/// Loads the library that lies next to those of this build or installation; nullptr if there is
+/// none.
 const SentencepieceFunctions* load() {
   const std::filesystem::path folder = own_folder();
   for (const char* place : {"", "lib", "../lib", "../" LOCKSTEP_LIBDIR}) {

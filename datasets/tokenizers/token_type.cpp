@@ -53,7 +53,7 @@ void visit_integer(TokenType type, Visitor visitor) {
   }
 }
 
-/// As many numbers as `ids` holds.
+/// Unpacks as many numbers as `ids` holds.
 template <class Number>
 void unpack(const char* from, std::span<int64_t> ids) {
   for (int64_t& id : ids) {

@@ -27,7 +27,7 @@ void LentStorage::open() {
 void LentStorage::close(OtherViews others) {
   if (!has_memory_) return;
   if (open_) switch_views(storage_, closed_);
-  constexpr size_t kOwnReferences = 2;  // this and that of the flat tensor
+  constexpr size_t kOwnReferences = 2;  // storage_ and that of the flat tensor
   if (others == OtherViews::follow || storage_.use_count() == kOwnReferences) {
     release();
   } else {

@@ -21,7 +21,7 @@ std::vector<at::Tensor> common_parts(const ParamAndGradBuffer& buffer,
   return pieces;
 }
 
-/// CUDA's kernel for several tensors has no bf16.
+/// CUDA's multi-tensor kernel has no bf16.
 void scale_bf16(const at::Tensor& part, const at::Tensor& factor) {
   constexpr int64_t kChunk = int64_t{1} << 24;  // elements that are fp32 at a time
   for (int64_t start = 0; start < part.numel(); start += kChunk) {

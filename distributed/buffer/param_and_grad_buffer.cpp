@@ -37,7 +37,7 @@ void check_parameter(const NamedParameter& param, const NamedParameter& first,
       at::toString(first.tensor.scalar_type()), first.tensor.device().str());
 }
 
-/// What is in no slot.
+/// The elements that are in no slot.
 std::vector<ElementRange> gaps_of(const ParamLayout& layout) {
   std::vector<ElementRange> slots;
   for (const ParamLayout::Slot& slot : layout.slots) slots.push_back({slot.start, slot.end});

@@ -33,7 +33,7 @@ std::vector<at::Tensor> module_buffers(const torch::nn::Module& module) {
   return module.buffers(/*recurse=*/true);
 }
 
-/// What the ranks must agree on, so that they have the same buckets.
+/// The settings on which the ranks must agree to have the same buckets.
 std::vector<ConfigValue> settings_of(const DistributedDataParallelConfig& config,
                                      bool disable_bucketing, MatrixLayout matrices,
                                      const std::vector<int64_t>& units) {
@@ -58,7 +58,7 @@ void check_sharding(const DistributedDataParallelConfig& config, MatrixLayout ma
                        to_string(strategy));
 }
 
-/// The units of a module's parameters, where they are asked for.
+/// The units of a module's parameters; none if the sharding strategy does not need them.
 std::vector<int64_t> units_for(const torch::nn::Module& module,
                                const std::vector<NamedParameter>& parameters,
                                const DistributedDataParallelConfig& config) {

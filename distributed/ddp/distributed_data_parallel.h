@@ -238,7 +238,7 @@ class DistributedDataParallel {
   /// over an axis whose ranks lay out their buffers differently.
   const std::vector<const ParamAndGradBuffer*>& buffers() const;
 
-  /// In the order in which buckets are launched.
+  /// The buckets, in the order in which they are launched.
   std::vector<BucketInfo> buckets() const;
 
   /// A table of the buckets, for logs.

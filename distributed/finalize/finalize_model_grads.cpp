@@ -36,7 +36,7 @@ bool on_last_stage(const ParallelState& state) {
   return PipelinePosition(state.grids(), state.rank()).is_last_stage();
 }
 
-/// Those given for this rank: [] in new memory, as `options` say.
+/// The tokens given for this rank: [] in new memory, as `options` say.
 at::Tensor given_tokens(const FinalizeContext& context, const at::TensorOptions& options) {
   const at::Tensor given = context.num_tokens->detach().to(options.dtype()).reshape({});
   if (given.is_cpu() && !options.device().is_cpu()) return upload(given, options.device());

@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-/// What the passes work on.
+/// The data that the passes work on.
 struct FinalizeContext {
   const std::vector<DistributedDataParallel*>& models;
   const std::optional<at::Tensor>& num_tokens;

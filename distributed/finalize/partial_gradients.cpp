@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kPackedBytes = 1 << 20;
 constexpr int64_t kInPlaceBytes = kPackedBytes / 4;
 
-/// What can go into one collective.
+/// Gradients with the same key can go into one collective.
 struct Key {
   MeshAxis axis;
   GradientState state;
@@ -37,8 +37,8 @@ struct Piece {
 
 using Pieces = std::map<Key, std::vector<Piece>>;
 
-/// Adds what is partial over `axis` in one bucket of `buffer`. Parameters that lie side by side
-/// become one piece, except over pp, where other stages may have others between them.
+/// Adds the gradients that are partial over `axis` in one bucket of `buffer`. Parameters that lie
+/// side by side become one piece, except over pp, where other stages may have others between them.
 void collect(const ParamAndGradBuffer& buffer, const ParamLayout::Bucket& bucket, MeshAxis axis,
              Pieces& pieces) {
   ElementRange range;
@@ -70,7 +70,7 @@ void collect(const ParamAndGradBuffer& buffer, const ParamLayout::Bucket& bucket
   add_range();
 }
 
-/// The buffers of a model in an order that what else a rank holds does not change.
+/// The buffers of a model, in an order that does not depend on what else a rank holds.
 std::vector<const ParamAndGradBuffer*> buffers_in_order(const DistributedDataParallel& model,
                                                         const RankGrids& grids) {
   std::vector<const ParamAndGradBuffer*> buffers = model.buffers();
@@ -97,7 +97,7 @@ Pieces collect(const FinalizeContext& context) {
   return pieces;
 }
 
-/// Reduces pieces over one group: large ones where they lie, small ones together.
+/// Reduces pieces over one group: large ones in place, small ones packed together.
 class PieceReducer {
  public:
   PieceReducer(FinalizeContext& context, const Key& key)
@@ -123,7 +123,7 @@ class PieceReducer {
   }
 
  private:
-  /// Stages pair their parameters by order alone, so that the label has to tell them apart.
+  /// Stages match their parameters only by order, so the label must tell them apart.
   std::string label_of(const std::vector<Piece>& pieces) const {
     constexpr size_t kMostNamed = 8;
     if (!over_stages_) return label_;

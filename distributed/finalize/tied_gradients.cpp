@@ -49,7 +49,7 @@ std::vector<size_t> stages_of(TiedStages stages, size_t count) {
   return all;
 }
 
-/// A trained copy of a tied parameter, as the stages tell each other.
+/// A trained copy of a tied parameter, as a stage reports it to the others.
 struct HeldCopy {
   TiedStages stages;
   std::string name;     ///< of the tie
@@ -99,7 +99,7 @@ std::vector<HeldCopy> own_copies(const std::vector<DistributedDataParallel*>& mo
   return copies;
 }
 
-/// Of each rank of `group`, in its order.
+/// The copies of each rank of `group`, in the group's order.
 std::vector<std::vector<HeldCopy>> all_copies(std::vector<HeldCopy> own,
                                               const ProcessGroup& group) {
   if (group.size() == 1) return {std::move(own)};

@@ -124,7 +124,7 @@ class ParamSync final : public ReadObserver {
   static uint64_t version_of(const std::vector<at::Tensor>& tensors);
   void watch_this_thread();
   bool use_unit(const c10::StorageImpl* storage);
-  /// What was read while units were whole may differ between ranks, and must not steer gathers.
+  /// Reads while units were whole may differ between ranks, and must not steer gathers.
   void forget_uses();
   void map_unit(size_t index);
   void launch(Gather& unit);

@@ -84,8 +84,8 @@ void ParamSync::open(Gather& unit) {
   unit.version = version_of(unit.tensors);
 }
 
-/// To be called where the exception is handled. Views that autograd has saved get memory, because
-/// no message can stop who reads them; the next collective of this rank throws.
+/// Call this where the exception is handled. Views that autograd has saved get memory, because a
+/// message cannot stop their readers; the next collective of this rank throws.
 void ParamSync::note_failure(Gather& unit) {
   unit.launched = false;
   if (!unit.failure.empty()) return;
@@ -94,7 +94,7 @@ void ParamSync::note_failure(Gather& unit) {
   try {
     unit.lender->lent_params().allocate();
     unit.whole.fill_(std::nan(""));
-  } catch (const std::exception&) {  // it is said already what is wrong
+  } catch (const std::exception&) {  // the failure is already noted
   }
 }
 

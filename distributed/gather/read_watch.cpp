@@ -19,20 +19,20 @@ using c10::ThreadLocalDebugInfo;
 
 std::unique_ptr<at::ObserverContext> on_operator(const at::RecordFunction& call);
 
-/// The watches of one thread. libtorch's callbacks are plain functions of a thread. What it calls
-/// debug information goes along with them to the threads on which autograd runs a backward. Several
-/// of these run at once: the nodes of CPU tensors run on the thread that called backward, those of
+/// The watches of one thread. libtorch's callbacks are plain functions of a thread. What libtorch
+/// calls debug information is passed on to the threads on which autograd runs a backward. Several
+/// of them run at once: the nodes of CPU tensors run on the thread that called backward, those of
 /// device tensors on a thread of the device.
 class ThreadWatches final : public c10::DebugInfoBase {
  public:
-  /// null: none, and none of the thread whose backward this one runs.
+  /// null if neither this thread has watches nor the thread whose backward it runs.
   static ThreadWatches* current() {
     return dynamic_cast<ThreadWatches*>(ThreadLocalDebugInfo::get(kKind));
   }
 
   static ThreadWatches& of_this_thread() {
     if (ThreadWatches* const found = current()) return *found;
-    // Below what is there, because libtorch takes away the uppermost one alone.
+    // Goes below what is there, because libtorch removes only the topmost one.
     std::vector<Information> above;
     while (ThreadLocalDebugInfo::current()) above.push_back(pop());
     const auto watches = std::make_shared<ThreadWatches>();
@@ -65,7 +65,7 @@ class ThreadWatches final : public c10::DebugInfoBase {
 
  private:
   using Information = std::pair<DebugInfoKind, std::shared_ptr<c10::DebugInfoBase>>;
-  /// One that libtorch itself never sets; a backward inside a backward sets PRODUCER_INFO.
+  /// A kind that libtorch itself never sets; a backward inside a backward sets PRODUCER_INFO.
   static constexpr DebugInfoKind kKind = DebugInfoKind::TEST_INFO_2;
 
   struct Watched {
@@ -73,7 +73,7 @@ class ThreadWatches final : public c10::DebugInfoBase {
     bool read = false;  ///< by the operator that is about to run
   };
 
-  /// The uppermost one.
+  /// Removes the topmost one.
   static Information pop() {
     for (const DebugInfoKind kind :
          {DebugInfoKind::PRODUCER_INFO, DebugInfoKind::MOBILE_RUNTIME_INFO,
@@ -108,9 +108,9 @@ class ThreadWatches final : public c10::DebugInfoBase {
   }
 
   std::thread::id thread_ = std::this_thread::get_id();
-  std::recursive_mutex mutex_;  ///< of what follows, but for busy_
+  std::recursive_mutex mutex_;  ///< guards all of the following except busy_
   std::vector<Watched> slots_;
-  std::atomic<std::thread::id> busy_;  ///< who tells the observers
+  std::atomic<std::thread::id> busy_;  ///< the thread that tells the observers
   at::CallbackHandle handle_ = at::INVALID_CALLBACK_HANDLE;
 };
 

@@ -22,7 +22,7 @@ class UnitOrder {
   /// this place in the previous step's order; none if the order changed or nothing followed.
   /// Between steps: number_after().
   std::optional<size_t> next_after(size_t unit);
-  /// None after the last one.
+  /// The unit with the next number; none after the last one.
   std::optional<size_t> number_after(size_t unit) const;
   /// The unit with which the next step begins.
   size_t first() const { return before_.empty() ? 0 : before_.front(); }

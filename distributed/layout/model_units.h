@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// What determines the units of a model: its modules.
+/// The modules of a model, which determine its units.
 struct ModuleTree {
   bool numbered = false;   ///< its parent has it under a number, like torch::nn::ModuleList does
   int64_t num_params = 0;  ///< of its own

@@ -19,7 +19,7 @@ int64_t checked_lcm(int64_t a, int64_t b) {
   return checked_mul(a, b / std::gcd(a, b), "alignment of buckets");
 }
 
-/// Collects parameters into buckets from offset 0 on.
+/// Collects parameters into buckets, starting at offset 0.
 class LayoutBuilder {
  public:
   LayoutBuilder(size_t num_params, const LayoutOptions& options) : options_(options) {

@@ -18,8 +18,8 @@ struct LayoutParam {
   /// optimizer it has a bucket of its own, so that the shards of its copies line up across pipeline
   /// stages.
   bool shared_embedding = false;
-  /// Of a matrix, whose last dimension is the columns; 0 for other parameters. Only layouts of
-  /// whole parameters ask.
+  /// The rows of a matrix, whose last dimension is the columns; 0 for other parameters. Used only
+  /// by layouts of whole parameters.
   int64_t rows = 0;
   int64_t columns = 0;
 };

@@ -26,7 +26,7 @@ ElementRange relative_to(int64_t origin, const ElementRange& range) {
   return {range.start - origin, range.end - origin};
 }
 
-/// One bucket, cut.
+/// One bucket, cut into shards.
 class CutBucket {
  public:
   CutBucket(const ParamLayout& layout, size_t bucket, int64_t num_shards)

@@ -25,7 +25,7 @@ namespace {
 
 constexpr int64_t kBucketBytes = int64_t{25} << 20;
 
-/// A gradient, and what is sent for it: itself, or a contiguous copy.
+/// A gradient, and the tensor that is sent for it: itself, or a contiguous copy.
 struct Travelling {
   at::Tensor grad;
   at::Tensor sent;
@@ -59,7 +59,7 @@ void check_same_list(const MeshParameters& model, const Trained& trained,
   check_same_parameters(named, group, {}, [&] { model.check(); });
 }
 
-/// What a rank has of a gradient, the worst last.
+/// The gradient that a rank has for a parameter, the worst case last.
 enum Presence : int { kAbsent, kDense, kSparse, kOverlapping, kNoFloat };
 
 Presence presence_of(const at::Tensor& grad) {
@@ -90,7 +90,7 @@ Trained trained_of(const MeshParameters& model) {
   return trained;
 }
 
-/// Of the trained parameters, those that have a gradient on some rank of the group.
+/// The trained parameters that have a gradient on some rank of the group.
 Trained parameters_with_gradients(const Trained& trained, const ProcessGroup& group) {
   if (trained.empty()) return trained;
   at::Tensor present = at::zeros({static_cast<int64_t>(trained.size())}, at::kInt);
@@ -130,14 +130,15 @@ void start(const ProcessGroup& group, ScalingFactor factor, const std::vector<Tr
   }
 }
 
-/// Gradients that are reduced alike.
+/// Gradients that are reduced in the same way.
 struct Route {
   std::vector<std::string> axes;
   DeviceMesh mesh;
   Trained params = {};
 };
 
-/// By ranks and factor, in an order that no list of parameters changes: larger groups first.
+/// By ranks and factor: larger groups first, in an order that does not depend on any parameter
+/// list.
 using RouteKey = std::tuple<int64_t, RankList, int64_t>;
 
 std::map<RouteKey, Route> routes_of(const MeshParameters& model) {
@@ -189,7 +190,7 @@ void reduce(const std::vector<GroupOfGrads>& groups) {
   for (const GroupOfGrads& grads : groups) grads.copy_back();
 }
 
-/// What a mean over dp and cp alone would leave undone.
+/// Refuses parameters that need more than a mean over dp and cp.
 void refuse_described(const MeshParameters& model, const ParallelState& state) {
   std::vector<NamedParameter> described;
   for (const MeshParameter& param : model)

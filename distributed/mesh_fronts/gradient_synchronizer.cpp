@@ -40,7 +40,7 @@ at::ScalarType grad_dtype(const MeshParameter& param) {
   return *dtype;
 }
 
-/// What the parameters of a buffer have in common.
+/// The properties that all parameters of a buffer share.
 struct MeshBufferKey {
   size_t param_group;
   c10::Device device;
@@ -55,8 +55,8 @@ int64_t bucket_limit(double megabytes, at::ScalarType dtype) {
   return std::max<int64_t>(static_cast<int64_t>(std::min(elements, 0x1p62)), 1);
 }
 
-/// Where the parameters of `plan` stand on the rank that has most before them: its ranks may hold
-/// further parameters, each others, and must order their buckets alike.
+/// Gives each parameter of `plan` its highest position on any rank: the ranks of its group may hold
+/// different further parameters, but must order their buckets alike.
 void agree_on_positions(BufferPlan& plan) {
   const ProcessGroup& group = plan.reduction.group;
   if (group.size() == 1) return;
@@ -67,7 +67,7 @@ void agree_on_positions(BufferPlan& plan) {
   std::copy_n(most.const_data_ptr<int64_t>(), count, plan.positions.begin());
 }
 
-/// Parameters that are compared together, and unless `only_compared` share a buffer.
+/// Parameters that are compared together and, unless `only_compared`, share a buffer.
 struct Candidate {
   MeshBufferKey key;
   bool only_compared;
@@ -80,9 +80,9 @@ struct Candidate {
   std::optional<BufferPlan> plan = {};
 };
 
-/// In an order that no list of parameters changes, so that no rank waits for another in a circle:
-/// larger groups first, so that ranks that disagree on complete axes meet in the one that holds
-/// both.
+/// The order does not depend on any parameter list, so that ranks never wait for each other in a
+/// circle. Larger groups come first, so that ranks that disagree on complete axes meet in the group
+/// that holds both.
 std::vector<Candidate*> in_order(std::vector<Candidate>& candidates) {
   std::vector<Candidate*> sorted;
   for (Candidate& candidate : candidates) sorted.push_back(&candidate);
@@ -93,8 +93,8 @@ std::vector<Candidate*> in_order(std::vector<Candidate>& candidates) {
   return sorted;
 }
 
-/// Where the parameter stands in its group, on one scale for groups of any size, because backward
-/// goes through all groups at once.
+/// The position of the parameter in its group, on one scale for groups of any size, because
+/// backward goes through all groups at once.
 int64_t expected_position(size_t index, size_t size) {
   constexpr int64_t kScale = 1 << 30;
   return static_cast<int64_t>(index) * kScale / static_cast<int64_t>(size);
@@ -130,7 +130,7 @@ struct GradientSynchronizer::Impl {
   bool bound = false;
   std::unique_ptr<GradSync> sync = {};  ///< null if all parameters are local
   std::vector<at::Tensor> local = {};
-  bool divided = false;  ///< the gradients of this step, by their tokens
+  bool divided = false;  ///< the gradients of this step by their tokens
 
   const ParallelState* job() const {
     for (const MeshParameters& group : param_groups)
@@ -215,7 +215,7 @@ struct GradientSynchronizer::Impl {
             .contents = BufferContents::grads};
   }
 
-  /// What the ranks that share the parameters of a buffer must agree on.
+  /// The settings on which the ranks that share the parameters of a buffer must agree.
   std::vector<ConfigValue> settings_of(const Candidate& candidate) const {
     return {{"complete_axes", candidate.complete.empty() ? "none" : candidate.complete},
             {"reduction", to_string(options.reduction)},
@@ -284,7 +284,7 @@ struct GradientSynchronizer::Impl {
     for (const at::Tensor& param : local) param.mutable_grad().reset();
   }
 
-  /// On an axis that is reduced over.
+  /// `axis`: one that is reduced over.
   Placement placement_now(const MeshParameter& param, const std::string& axis) const {
     if (sync && sync->state().phase() == Phase::ready) return Replicate{};
     return placement_of_terms(param, axis, options.reduction == GradientReduction::mean);

@@ -144,7 +144,7 @@ class GradientSynchronizer {
 
   /// "unbound", "idle", "accumulating 1/2", "reducing", "ready"; "local" if there is no bucket.
   std::string state_text() const;
-  /// In the order in which they are launched.
+  /// The buckets, in the order in which they are launched.
   std::vector<BucketInfo> buckets() const;
   /// A table of the buckets, for logs.
   std::string describe() const;

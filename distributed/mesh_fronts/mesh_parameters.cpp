@@ -26,8 +26,8 @@ std::vector<MeshParameter> parameters_of(const torch::nn::Module& module) {
   return result;
 }
 
-/// The axes of `grid` on which `description` says where a parameter lies. Where etp and ep cut one
-/// dimension etp comes first, as it cuts first.
+/// The axes of `grid` for which `description` says where a parameter lies. If etp and ep cut the
+/// same dimension, etp comes first, because it cuts first.
 std::vector<std::string> axes_in(const DeviceMesh& grid, const ParamDescription& description) {
   std::vector<std::string> axes = grid.mesh_dim_names();
   if (!description.is_on_all_stages()) std::erase(axes, to_string(MeshAxis::pp));

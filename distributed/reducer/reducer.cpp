@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-/// Every option: this does not compile once ReducerOptions has another number of them.
+/// All options. Fails to compile if ReducerOptions gets another number of them.
 std::vector<ConfigValue> settings_of(const ReducerOptions& options) {
   const auto& [caps, initial_caps, indices, rebuild, find_unused, skip_unused, is_static, as_view,
                sparse, reduce_dtype, check_for_nan, broadcasts] = options;
@@ -85,7 +85,7 @@ std::vector<bool> sparse_flags(const std::vector<NamedParameter>& params,
   return flags;
 }
 
-/// Of the parameters that the ranks have agreed on, those that are trained.
+/// The trained ones among the parameters that the ranks have agreed on.
 std::vector<NamedParameter> agreed(const std::vector<NamedParameter>& parameters,
                                    const ReducerOptions& options, const ProcessGroup& group,
                                    const DescriptionChecks& description_checks) {

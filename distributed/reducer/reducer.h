@@ -175,8 +175,8 @@ class Reducer {
   const std::vector<std::vector<size_t>>& bucket_indices() const;
   std::vector<BucketInfo> buckets() const;
   bool has_rebuilt_buckets() const;
-  /// On how many ranks each trained parameter was used in the last iteration. Available with
-  /// find_unused_parameters; with static_graph, the counts of the first iteration.
+  /// The number of ranks on which each trained parameter was used in the last iteration. Available
+  /// with find_unused_parameters; with static_graph, the counts of the first iteration.
   const std::vector<int32_t>& used_counts() const;
   /// Whether this rank has left the same parameters unused in all iterations so far.
   bool ddp_graph_static() const;

@@ -28,7 +28,7 @@ ReducerBucket::ReducerBucket(std::vector<NamedParameter> params, bool sparse,
       is_last_(is_last),
       kept_(params_.size()) {
   if (sparse) return;
-  // A buffer lays its parameters out from the last to the first.
+  // A buffer lays out its parameters from the last to the first.
   std::vector<NamedParameter> reversed(params_.rbegin(), params_.rend());
   const at::ScalarType dtype = settings.reduce_dtype.value_or(params_.front().tensor.scalar_type());
   buffer_ = std::make_unique<ParamAndGradBuffer>(std::move(reversed), dtype, LayoutOptions(), 0,

@@ -34,15 +34,15 @@ class ReducerBucket {
   bool is_sparse() const { return buffer_ == nullptr; }
   /// "bucket 2 ('layers.0.weight' to 'layers.1.bias')"
   std::string label() const { return grad_bucket(1, {}).label(); }
-  /// Of the gradients.
+  /// The dtype of the gradients.
   at::ScalarType dtype() const {
     return (buffer_ ? buffer_->grad_data() : params_.front().tensor).scalar_type();
   }
-  /// Of the gradients; of a sparse bucket, of the gradient as if it were dense.
+  /// The bytes of the gradients; for a sparse bucket, of the gradient as if it were dense.
   int64_t bytes() const;
-  /// As the engine reduces it.
+  /// The bucket as the engine reduces it.
   BucketInfo info() const;
-  /// What param.grad() of `place` is expected to be; undefined where no tensor is expected.
+  /// The expected param.grad() of `place`; undefined if no tensor is expected.
   const at::Tensor& expected_grad(size_t place) const;
 
   /// The gradient of `place` has arrived: makes it part of the bucket. `in_place`: it already is.

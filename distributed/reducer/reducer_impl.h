@@ -101,7 +101,7 @@ struct Reducer::Impl final : GradientObserver {
   int64_t reductions = 0;  ///< iterations that were reduced, of all ranks
   int64_t prepared = 0;    ///< backwards that were prepared and have not begun
   bool armed = false;      ///< an iteration is open
-  bool any_armed = true;   ///< one was since the last forward, or since finalize_backward()
+  bool any_armed = true;   ///< one was open since the last forward or finalize_backward()
   bool all_launched = false;
   bool ends_later = false;  ///< the running backward will call end_backward()
   bool plain = true;        ///< a gradient needs no more than to be counted

@@ -1,5 +1,5 @@
-// The life of an iteration: prepared, armed by the first gradient, reduced bucket by bucket, closed
-// when backward has ended.
+// The life of an iteration: it is prepared, armed by the first gradient, reduced bucket by bucket,
+// and closed when backward has ended.
 
 #include <algorithm>
 #include <utility>
@@ -44,7 +44,7 @@ void Reducer::Impl::rebuild_if_due() {
     listed[p] = true;
     order.push_back(static_cast<int64_t>(p));
   };
-  // From the back: a parameter that got several gradients is ready with its last one.
+  // From the back: a parameter with several gradients is ready after its last one.
   for (size_t i = ready_order.size(); i-- > 0;) add(static_cast<size_t>(ready_order[i]));
   std::reverse(order.begin(), order.end());
   for (size_t p = params.size(); p-- > 0;) add(p);
@@ -80,7 +80,7 @@ void Reducer::Impl::prepare_for_backward(const std::vector<at::Tensor>& outputs)
       return;
     }
     if (!finds_unused() && !counts_firings()) return;
-    // Backward may run others inside it; only the outermost sees the outputs.
+    // Backward may run other backwards inside it; only the outermost one sees the outputs.
     for (const at::Tensor& output : outputs)
       if (output.defined() && output.grad_fn())
         output.register_hook([this, is_alive = std::weak_ptr<int>(alive)](const at::Tensor&) {
@@ -128,7 +128,7 @@ void Reducer::Impl::on_gradient(int64_t position, bool in_place) {
   });
 }
 
-/// A gradient that is accumulated counts as a use in the reduction that follows.
+/// An accumulated gradient counts as a use in the reduction that follows.
 void Reducer::Impl::note_without_reduction(size_t param) {
   if (!params[param].tensor.grad().defined()) return;
   require<UsageError>(!options.static_graph || counts_firings() || usage->counts()[param] > 0,
@@ -138,7 +138,7 @@ void Reducer::Impl::note_without_reduction(size_t param) {
   usage->note(param);
 }
 
-/// Opens an iteration, whose first gradient is that of `position`.
+/// Opens an iteration; its first gradient is that of `position`.
 void Reducer::Impl::arm(int64_t position) {
   require<UsageError>(guard.failure().empty(), "Reducer: an earlier call failed: {}",
                       guard.failure());
@@ -158,8 +158,8 @@ void Reducer::Impl::arm(int64_t position) {
   if (finds_unused() || (options.static_graph && !expected.empty())) mark_unused();
 }
 
-/// Notes a gradient, which may be undefined; whether it is the last that `param` gets in this
-/// iteration.
+/// Notes a gradient, which may be undefined. Returns whether it is the last one that `param` gets
+/// in this iteration.
 bool Reducer::Impl::completes(size_t param, bool has_gradient) {
   if (statistics.is_sampled()) statistics.gradient_ready(param);
   if (usage && has_gradient) usage->note(param);
@@ -178,7 +178,8 @@ bool Reducer::Impl::completes(size_t param, bool has_gradient) {
   return fired[param] == expected[param];
 }
 
-/// What will get no gradient is ready now, so that its bucket need not wait for the end.
+/// Parameters that will get no gradient are ready now, so that their buckets need not wait for the
+/// end.
 void Reducer::Impl::mark_unused() {
   for (size_t p = 0; p < params.size(); ++p) {
     if (options.static_graph ? expected[p] > 0 : usage->is_reachable(p)) continue;
@@ -201,7 +202,7 @@ void Reducer::Impl::launch(GradSyncState::Launch which) {
   if (!ends_later) end_backward_later();
 }
 
-/// Has the running backward call end_backward() when it is through.
+/// Makes the running backward call end_backward() when it is done.
 void Reducer::Impl::end_backward_later() {
   if (ends_later) return;
   ends_later = true;
@@ -218,7 +219,7 @@ void Reducer::Impl::end_backward() {
   if (all_launched) finalize();
 }
 
-/// Backward has ended: what has got no gradient gets none.
+/// Backward has ended: parameters without a gradient get none.
 void Reducer::Impl::complete_missing() {
   ends_later = true;
   for (size_t p = 0; p < params.size(); ++p) {
@@ -233,7 +234,7 @@ void Reducer::Impl::complete_missing() {
   ends_later = false;
 }
 
-/// Waits for all that was launched.
+/// Waits for everything that was launched.
 void Reducer::Impl::finish_reductions() {
   for (size_t i = 0; i < buckets.size(); ++i) {
     if (is_skipped(i)) continue;
@@ -289,7 +290,7 @@ void Reducer::Impl::refuse_open() const {
                    iteration, missing_text(), advice);
 }
 
-/// Of several backwards that are prepared some may be still to come.
+/// If several backwards are prepared, some may still be to come.
 void Reducer::Impl::refuse_without_gradients() {
   if (std::exchange(any_armed, false) || prepared == 0) return;
   sync->reset();

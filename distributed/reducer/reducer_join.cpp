@@ -1,4 +1,4 @@
-// Uneven inputs: ranks that are through take part in the reductions of the others.
+// Uneven inputs: ranks that have finished take part in the reductions of the others.
 
 #include <algorithm>
 
@@ -20,7 +20,7 @@ std::vector<ConfigValue> settings_of(const ReducerJoinOptions& options) {
 
 }  // namespace
 
-/// How many ranks have another iteration. All ranks call it.
+/// The number of ranks that have another iteration. All ranks call it.
 int64_t Reducer::Impl::count_active(bool active) {
   const at::Tensor count = at::full({1}, active ? 1 : 0, at::kLong);
   all_reduce(group, count, ReduceOp::sum, "ranks with inputs").wait();
@@ -42,7 +42,7 @@ void Reducer::Impl::meet_waiting_ranks() {
   joining->announced = true;
 }
 
-/// Zeros for an iteration of the other ranks.
+/// Contributes zeros to an iteration of the other ranks.
 void Reducer::Impl::shadow_iteration() {
   if (!hooks_compared) compare_hooks();
   rebuild_if_due();
@@ -65,7 +65,7 @@ void Reducer::Impl::shadow_iteration() {
   prepared = 0;
 }
 
-/// Returns the position of the rank whose parameters count.
+/// Returns the position of the rank whose parameters are the final ones.
 int64_t Reducer::Impl::join(const std::function<void()>& iterations) {
   struct Leave {
     Impl& impl;

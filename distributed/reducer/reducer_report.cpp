@@ -1,4 +1,4 @@
-// What a Reducer tells about itself.
+// The texts and figures that a Reducer reports about itself.
 
 #include <cstdlib>
 #include <set>

@@ -42,7 +42,7 @@ class ParameterUsage {
   void start_count();
   /// Waits for it; does nothing if none was started.
   void finish_count();
-  /// On how many ranks each parameter was used, by the last count that finished.
+  /// The number of ranks on which each parameter was used, by the last count that finished.
   const std::vector<int32_t>& counts() const { return counts_; }
 
  private:

@@ -14,7 +14,7 @@ namespace lockstep {
 namespace {
 
 struct Extremes {
-  double least = 0, most = 0;  ///< both are NaN where one element is
+  double least = 0, most = 0;  ///< both are NaN if an element is
 };
 
 Extremes extremes_of(const at::Tensor& tensor) {
@@ -23,7 +23,7 @@ Extremes extremes_of(const at::Tensor& tensor) {
   return {least.item<double>(), most.item<double>()};
 }
 
-/// One kind of gradient that is looked for.
+/// One kind of bad gradient to look for.
 struct Fault {
   const char* text;
   const char* field;

@@ -30,7 +30,7 @@ struct Bucket {
   int64_t bytes() const { return static_cast<int64_t>(grads.nbytes()); }
 };
 
-/// Over which ranks gradients are reduced, and how.
+/// How gradients are reduced, and over which ranks.
 struct GradReduction {
   /// All data-parallel ranks; with the distributed optimizer, those among which buckets are cut.
   ProcessGroup group;
@@ -44,7 +44,7 @@ struct GradReduction {
   bool accumulate_in_fp32 = false;
 };
 
-/// What is looked for in the gradients of this rank before they are reduced.
+/// The checks of this rank's gradients before they are reduced.
 struct GradChecks {
   GradChecks(bool nan_or_infinite = false, std::optional<double> larger_than = {})
       : nan(nan_or_infinite), large(larger_than) {}
@@ -52,8 +52,8 @@ struct GradChecks {
   std::optional<double> large;  ///< absolute values above it
 };
 
-/// Buckets that are launched together because they become ready together: one bucket where
-/// communication overlaps backward, all buckets of a process group where it does not. The unit that
+/// Buckets that are launched together because they become ready together: one bucket if
+/// communication overlaps backward, otherwise all buckets of a process group. The unit that
 /// GradSyncState counts.
 class BucketGroup {
  public:
@@ -117,7 +117,7 @@ class BucketGroup {
   std::vector<Exchange> exchanges_;
 };
 
-/// What `group` does with `bucket`, which is one of its own.
+/// How `group` reduces `bucket`, which is one of its own.
 BucketReduction reduction_of(const BucketGroup& group, const Bucket& bucket);
 BucketInfo info_of(const BucketGroup& group, const Bucket& bucket);
 

@@ -55,7 +55,7 @@ std::vector<KeyedParams> group_by_key(const std::vector<NamedParameter>& paramet
 }
 
 /// Whether the ranks over which gradients are reduced later lay out the buffers of `lists` over
-/// `replicas` differently. Says nothing to ranks that have no such gradients.
+/// `replicas` differently. Does not communicate with ranks that have no such gradients.
 bool are_unlike(const std::vector<KeyedParams>& lists, GroupKind replicas,
                 const ParallelState& state) {
   std::vector<MeshAxis> axes;
@@ -161,7 +161,7 @@ LentMemory lent_memory(const DistributedDataParallelConfig& config) {
   }
 }
 
-/// Adds a plan for each piece of `plan` that has memory at another time.
+/// Adds a plan for each piece of `plan` that has memory of its own at its own times.
 void cut_plan(const BufferPlan& plan, const std::vector<int64_t>& units,
               std::vector<BufferPlan>& plans) {
   std::vector<LayoutParam> sizes;
@@ -188,12 +188,12 @@ void cut_plan(const BufferPlan& plan, const std::vector<int64_t>& units,
 GroupKind replicas_of(const BufferPlan& plan) { return replicas(plan.params.front().description); }
 
 /// Fills result.groups, result.params and result.places from result.buffers. Without overlap all
-/// buckets of a process group get ready at once, so they are one group.
+/// buckets of a process group become ready at once, so they form one group.
 void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans, bool overlap,
                    const GradChecks& checks) {
   std::vector<std::vector<Bucket>> groups;
-  std::vector<size_t> plan_of;      // of each group: that of its first bucket
-  std::vector<size_t> first_place;  // of each buffer
+  std::vector<size_t> plan_of;      // by group: that of its first bucket
+  std::vector<size_t> first_place;  // by buffer
   for (const auto& buffer : result.buffers) {
     first_place.push_back(result.places.size());
     for (size_t i = 0; i < buffer->params().size(); ++i)
@@ -215,7 +215,7 @@ void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans, bool
       places[param].group = group;
     groups[group].push_back(make_bucket(buffer, piece.bucket));
   }
-  std::map<RankList, size_t> numbers;  // among those of the same ranks
+  std::map<RankList, size_t> numbers;  // counted among groups of the same ranks
   for (size_t g = 0; g < groups.size(); ++g) {
     const GradReduction& reduction = plans[plan_of[g]].reduction;
     const std::string label = label_of(numbers[reduction.group.ranks()]++, groups[g]);

@@ -13,20 +13,20 @@ namespace lockstep {
 /// for a gradient that is declared otherwise over an axis of several ranks that splits the batch.
 void require_partial_sums(const NamedParameter& param, const RankGrids& grids);
 
-/// For a front that sees the parameters of one rank alone. UsageError, naming `front`, parameter
-/// and tie, if a trained parameter may have a tied copy elsewhere, because there are several
-/// pipeline stages or another of `parameters` has the same tie.
+/// The check for a front that sees the parameters of one rank alone. UsageError, naming `front`,
+/// parameter and tie, if a trained parameter may have a tied copy elsewhere, because there are
+/// several pipeline stages or another of `parameters` has the same tie.
 void refuse_ties(const std::vector<NamedParameter>& parameters, const RankGrids& grids,
                  const char* front);
 
-/// For a front that averages all gradients over the ranks of dp-cp and does nothing else.
+/// The check for a front that averages all gradients over the ranks of dp-cp and does nothing else.
 /// UsageError, naming `front`, parameter and axis or group: what require_partial_sums() and
 /// refuse_ties() refuse; a gradient that is partial over another axis of several ranks; an expert
 /// that is replicated over ranks other than dp-cp. Frozen parameters pass.
 void require_dp_cp_averages(const std::vector<NamedParameter>& parameters, const RankGrids& grids,
                             int64_t rank, const char* front);
 
-/// The same where the grids are not known: refuses every gradient that is declared partial over
+/// The same if the grids are not known: refuses every gradient that is declared partial over
 /// another axis, every expert and every tie, however many ranks there are.
 void require_no_model_axes(const std::vector<NamedParameter>& parameters, const char* front);
 

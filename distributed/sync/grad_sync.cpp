@@ -30,7 +30,7 @@ GradSync::GradSync(Bucketing bucketing, bool overlap, bool allow_unused, GradSyn
 
 void GradSync::on_gradient(int64_t position, bool in_place) {
   guarded([&] {
-    // First: once a bucket is under way, a gradient that comes too late must not be touched.
+    // This comes first: once a bucket is under way, a late gradient must not be touched.
     const bool synchronizes = !no_sync_.inside();
     const auto ready = state_.on_gradient(position, synchronizes, holds_back());
     if (allows_unused_ && synchronizes)

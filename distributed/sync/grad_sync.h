@@ -67,7 +67,7 @@ class GradSync final : private GradientObserver {
   bool noted_final() const { return noted_final_; }
   /// What is left undone in this step; nullptr: nothing.
   const char* left_undone() const { return noted_final_ ? nullptr : left_undone_; }
-  /// In the order in which buckets are launched.
+  /// The reductions, in the order in which buckets are launched.
   std::vector<BucketReduction> reductions() const;
   /// The same with names.
   std::vector<BucketInfo> buckets() const;
@@ -78,7 +78,8 @@ class GradSync final : private GradientObserver {
   std::string unfinished() const override;
   std::string not_final() const override;
   void launch(GradSyncState::Launch groups);
-  /// Where gradients are lent: at most two buckets have memory that is being reduced.
+  /// If gradients are lent, finishes the groups before `last`: then at most two buckets have memory
+  /// that is being reduced.
   void free_all_but(int64_t last);
   void finish_launched();
   void refuse_offloaded(const char* call) const;

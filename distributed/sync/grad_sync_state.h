@@ -106,7 +106,7 @@ class GradSyncState {
   bool is_ready(int64_t param) const {
     return counts_[static_cast<size_t>(param)].synchronized == microbatches_;
   }
-  /// "idle", "accumulating 1/2" (only "accumulating 1" where the caller states the last one),
+  /// "idle", "accumulating 1/2" (only "accumulating 1" if the caller states the last one),
   /// "reducing", "ready"
   std::string phase_text() const;
   const GradSyncCalls& calls() const { return calls_; }

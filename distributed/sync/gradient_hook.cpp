@@ -10,8 +10,8 @@ namespace {
 
 namespace impl = torch::autograd::impl;
 
-/// All that a gradient needs lies in this object and in the tensor that autograd has just touched,
-/// because every other cache line would be cold.
+/// Everything that a gradient needs is in this object and in the tensor that autograd has just
+/// touched, because every other cache line would be cold.
 class Hook : public torch::autograd::PostAccumulateGradHook {
  public:
   Hook(const at::Tensor& expected, GradientObserver& observer, int64_t position)
@@ -42,7 +42,7 @@ const GradientObserver* observer_of(const at::Tensor& parameter) {
 }
 
 void refuse_hooked(const NamedParameter& parameter) {
-  if (!parameter.tensor.requires_grad()) return;  // it may have no place for hooks at all
+  if (!parameter.tensor.requires_grad()) return;  // it may not even have a place for hooks
   const GradientObserver* const observer = observer_of(parameter.tensor);
   require<UsageError>(
       !impl::post_acc_grad_hooks(parameter.tensor),

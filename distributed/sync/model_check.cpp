@@ -34,7 +34,7 @@ void check_over(GroupKind kind, const Parameters& parameters, const ParallelStat
   });
 }
 
-/// Those that are reduced over other ranks than dp-cp.
+/// Checks the parameters that are reduced over other ranks than dp-cp.
 void check_other_replicas(const Parameters& parameters, const ParallelState& state,
                           const std::vector<ConfigValue>& settings) {
   const auto ranks = [&](GroupKind kind) { return state.grids().group_of(kind, state.rank()); };
@@ -47,8 +47,8 @@ void check_other_replicas(const Parameters& parameters, const ParallelState& sta
   }
 }
 
-/// What all ranks of `axis` hold: whether they train it, and of what they hold whole, with weight
-/// decay or without.
+/// Checks what all ranks of `axis` hold: whether they train it and, if they hold it whole, whether
+/// with weight decay.
 void check_shared(const Parameters& parameters, MeshAxis axis, const ParallelState& state) {
   std::vector<NamedText> facts;
   for (const NamedParameter& param : parameters)
@@ -61,8 +61,8 @@ void check_shared(const Parameters& parameters, MeshAxis axis, const ParallelSta
   telling_outside(group, state, [&] { check_same_by_name(facts, group); });
 }
 
-/// What passes over `axis` after the data-parallel reduction, or in an update, and what its ranks
-/// share.
+/// Checks the parameters that are sent over `axis` after the data-parallel reduction or in an
+/// update, and those that its ranks share.
 void check_axis(const Parameters& parameters, MeshAxis axis, const ParallelState& state,
                 const std::vector<ConfigValue>& settings, MatrixLayout matrices) {
   const RankGrids& grids = state.grids();

@@ -17,7 +17,7 @@
 namespace lockstep {
 namespace {
 
-/// "2, 3", or "cut, 3" where one of `cut_over` cuts dimension 0.
+/// "2, 3", or "cut, 3" if one of `cut_over` cuts dimension 0.
 std::string shape_text(const NamedParameter& param, const std::vector<MeshAxis>& cut_over) {
   std::vector<std::string> lengths;
   for (const int64_t length : param.tensor.sizes()) lengths.push_back(std::to_string(length));
@@ -31,7 +31,7 @@ std::string shape_text(const NamedParameter& param, const std::vector<MeshAxis>&
   return fmt::format("{}", fmt::join(lengths, ", "));
 }
 
-/// What a rank says of a parameter or a setting.
+/// A rank's facts about a parameter or a setting.
 struct Said {
   std::string name, facts;
 };
@@ -51,7 +51,7 @@ std::vector<Said> decode_said(std::string_view text) {
   return said;
 }
 
-/// For each parameter "[2, 3] float32, trained, dense, ...".
+/// Says of each parameter "[2, 3] float32, trained, dense, ...".
 std::string description_text(const std::vector<NamedParameter>& parameters,
                              const std::vector<MeshAxis>& cut_over) {
   std::string text;
@@ -64,7 +64,7 @@ std::string description_text(const std::vector<NamedParameter>& parameters,
   return text;
 }
 
-/// The first difference of two lists, "" if there is none.
+/// The first difference between two lists; "" if there is none.
 std::string first_difference(const std::vector<Said>& a, int64_t rank_a, const std::vector<Said>& b,
                              int64_t rank_b) {
   for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
@@ -90,7 +90,7 @@ std::string values_text(const std::vector<ConfigValue>& settings) {
   return text;
 }
 
-/// What the checks of a rank's own arguments threw, if anything.
+/// The error that the checks of a rank's own arguments threw, if any.
 struct OwnFault {
   std::exception_ptr error;
   std::string text;
@@ -153,7 +153,7 @@ void refuse_differences(const std::vector<std::string>& texts, size_t num_settin
   }
 }
 
-/// Returns where all ranks say the same.
+/// Returns if all ranks say the same; throws otherwise.
 void compare(const std::string& text, const OwnFault& fault, size_t num_settings,
              const ProcessGroup& group) {
   if (is_same_on_all_ranks(text_digest(text), group, "parameter digests")) return;

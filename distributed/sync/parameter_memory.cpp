@@ -1,4 +1,4 @@
-// Which parameters lie at the same place in memory.
+// Finds parameters that lie at the same place in memory.
 
 #include <algorithm>
 #include <map>
@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-/// Bytes [begin, end) of a storage that a parameter spans, with gaps where it is strided.
+/// Bytes [begin, end) of a storage that a parameter spans, with gaps if it is strided.
 struct Span {
   const NamedParameter* param;
   int64_t begin, end;
@@ -25,7 +25,7 @@ Span span_of(const NamedParameter& param) {
   return {&param, first * tensor.element_size(), (last + 1) * tensor.element_size()};
 }
 
-/// Whether two parameters whose spans meet have an element in common. Marks the elements of one.
+/// Whether two parameters with overlapping spans share an element. Marks the elements of one.
 bool share_elements(const Span& a, const Span& b) {
   const at::Tensor &first = a.param->tensor, &second = b.param->tensor;
   if (first.element_size() != second.element_size()) return true;

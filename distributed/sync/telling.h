@@ -28,7 +28,7 @@ decltype(auto) telling(const Ranks& ranks, Body&& body) {
   }
 }
 
-/// The same where there may be no job.
+/// The same if there may be no job.
 template <class Body>
 decltype(auto) telling(const ParallelState* state, Body&& body) {
   return state ? telling(*state, std::forward<Body>(body)) : std::forward<Body>(body)();

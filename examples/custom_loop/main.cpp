@@ -1,4 +1,4 @@
-// A training loop of one's own, on any number of data-parallel ranks: a torch::nn model that knows
+// A custom training loop, on any number of data-parallel ranks: a torch::nn model that knows
 // nothing of Lockstep learns to add up its inputs.
 //
 // Run alone, or under any launcher: torchrun --no-python --nproc-per-node 2 ./custom_loop

@@ -1,8 +1,8 @@
-"""Tasks of lm-evaluation-harness with a model of a checkpoint, through `lockstep score`:
+"""Runs tasks of lm-evaluation-harness on the model of a checkpoint, through `lockstep score`:
 
     python lockstep_lm.py CHECKPOINT TASK...
 
-LOCKSTEP names the program, by default build/lockstep."""
+LOCKSTEP names the program; the default is build/lockstep."""
 
 import json
 import os

@@ -34,7 +34,7 @@ class Block : public lockstep::DescribedModule {
     down_ = add_child<RowParallelLinear>(context, "down", 2 * kWidth, kWidth, true, 0.1);
   }
 
-  /// `hidden` [sequence, batch, width], of which a tensor-parallel rank has its part of the
+  /// `hidden` [sequence, batch, width], of which a tensor-parallel rank holds its part of the
   /// sequence -> the same shape
   at::Tensor forward(const at::Tensor& hidden) const {
     const at::Tensor seen = hidden + proj_->forward(attend(qkv_->forward(norm1_->forward(hidden))));
@@ -58,8 +58,8 @@ class Block : public lockstep::DescribedModule {
   std::shared_ptr<lockstep::RowParallelLinear> proj_, down_;
 };
 
-/// What one pipeline rank holds: its blocks, and on the first and the last rank a copy of the
-/// table, which embeds tokens and scores them.
+/// The part of the model on one pipeline rank: its blocks and, on the first and last rank, a copy
+/// of the table, which embeds tokens and scores them.
 class Stage : public lockstep::DescribedModule {
  public:
   explicit Stage(const lockstep::ParallelContext& context) {
@@ -79,8 +79,8 @@ class Stage : public lockstep::DescribedModule {
 
   bool is_last() const { return is_last_; }
 
-  /// `tokens` [batch, length + 1]; `hidden` from the stage before, undefined on the first -> what
-  /// the next stage takes, or on the last one the sum of the tokens' losses.
+  /// `tokens` [batch, length + 1]; `hidden` from the stage before, undefined on the first -> the
+  /// input of the next stage or, on the last stage, the sum of the tokens' losses.
   at::Tensor forward(const at::Tensor& tokens, at::Tensor hidden) const {
     if (is_first_) hidden = table_->embed(tokens.narrow(1, 0, kLength));
     for (const auto& block : blocks_) hidden = block->forward(hidden);
@@ -110,7 +110,7 @@ at::Tensor make_batch(const lockstep::ProcessGroup& data_ranks, int64_t number) 
   return at::stack(columns, 1);
 }
 
-/// Weights and optimizer state: each tensor by its global name, and this rank's part of it.
+/// Weights and optimizer state: each tensor by its global name, with this rank's part of it.
 std::vector<lockstep::StateTensor> state_of(const Stage& stage,
                                             const lockstep::Optimizer& optimizer,
                                             const lockstep::ParallelState& state) {
@@ -127,7 +127,7 @@ void save(const std::string& folder, int64_t step, const Stage& stage,
              {.iteration = step, .optimizer = optimizer.progress()}, lockstep::Config{});
 }
 
-/// Returns the step at which training goes on.
+/// Returns the step at which training resumes.
 int64_t load(const std::string& folder, const Stage& stage, lockstep::Optimizer& optimizer,
              const lockstep::ParallelState& state) {
   lockstep::CheckpointReader checkpoint(folder);

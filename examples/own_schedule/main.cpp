@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kWidth = 8, kLayers = 4, kSamples = 16, kMicrobatches = 8, kSteps = 20;
 
-/// 1F1B of which rank r runs 2 (P - r - 1) forwards ahead instead of P - r - 1.
+/// 1F1B in which rank r runs 2 (P - r - 1) forwards ahead instead of P - r - 1.
 lockstep::PipelineSchedule eager_1f1b(int64_t ranks, int64_t microbatches) {
   using lockstep::TaskKind;
   lockstep::PipelineSchedule schedule{.microbatches = microbatches};
@@ -41,8 +41,8 @@ lockstep::PipelineSchedule plain_1f1b(int64_t ranks, int64_t microbatches) {
   return lockstep::make_schedule({.pipeline = ranks, .microbatches = microbatches});
 }
 
-/// What a schedule costs: time where a message takes `transfer`, a forward 1 and a backward 2, and
-/// activations that are alive at once.
+/// Prints the cost of a schedule: its time if a message takes `transfer`, a forward 1 and a
+/// backward 2, and the number of micro-batches whose activations are alive at once.
 void compare(const char* name, const lockstep::PipelineSchedule& schedule) {
   lockstep::check_schedule(schedule);
   for (const int64_t transfer : {0, 1}) {
@@ -63,7 +63,7 @@ void draw(const lockstep::PipelineSchedule& schedule, const std::string& path) {
   if (!file.flush()) throw std::runtime_error("cannot write '" + path + "'");
 }
 
-/// The last rank runs all forwards first, as in GPipe, the others eager 1F1B.
+/// The last rank runs all forwards first, as in GPipe; the others run eager 1F1B.
 void show_refusal() {
   lockstep::PipelineSchedule schedule = eager_1f1b(4, kMicrobatches);
   const lockstep::PipelineSchedule gpipe = lockstep::make_schedule(

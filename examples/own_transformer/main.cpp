@@ -1,5 +1,5 @@
-// Trains the model of model.h with an update rule of one's own. The losses are the same on every
-// layout, and a checkpoint loads on any other.
+// Trains the model of model.h with a custom update rule. The losses are the same on every layout,
+// and a checkpoint loads on any other.
 //
 //   own_transformer [TENSOR PIPELINE EXPERT [save|load FOLDER]]
 //

@@ -118,7 +118,7 @@ class Block : public lockstep::DescribedModule {
   std::shared_ptr<Experts> experts_;
 };
 
-/// What one pipeline rank holds.
+/// The part of the model on one pipeline rank.
 class Stage : public lockstep::DescribedModule {
  public:
   explicit Stage(const lockstep::ParallelContext& context) {

@@ -1,4 +1,4 @@
-// The model of model.h against one process, on ranks as threads of this program.
+// Compares the model of model.h to one process, with ranks as threads of this program.
 
 #include "model.h"
 
@@ -66,8 +66,8 @@ int main() {
     ok = report("checkpoint", checkpoint.ok(), to_string(checkpoint)) && ok;
   }
 
-  // Of a micro-batch: forward and backward of two regions of each block; the embedding, the logits
-  // and the losses.
+  // For each micro-batch: forward and backward of two regions of each block; the embedding, the
+  // logits and the losses.
   const StepCommunication step = communication_of_step(make, loss, tp, options);
   const int64_t sums = options.microbatches * (4 * own::kBlocks + 3);
   ok = report("communication", step.total(0, "all_reduce (sum)", "tp").calls == sums,

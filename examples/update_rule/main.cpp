@@ -1,5 +1,5 @@
-// An update rule of one's own, on any number of data-parallel ranks: a torch::nn model learns to
-// add up its inputs by Lion, with the rule's state cut over the ranks.
+// A custom update rule, on any number of data-parallel ranks: a torch::nn model learns to add up
+// its inputs with Lion; the rule's state is cut over the ranks.
 //
 // Run alone, or under any launcher: torchrun --no-python --nproc-per-node 2 ./update_rule
 

@@ -10,8 +10,8 @@
 
 namespace lockstep::kernels {
 
-/// What the columns of this rank contribute to the softmax of the rows `first` to `end`, in one
-/// pass over the logits.
+/// The contribution of this rank's columns to the softmax of the rows `first` to `end`, in one pass
+/// over the logits.
 template <bool kSmoothed, class Block, class T>
 LOCKSTEP_LANE void cross_entropy_rows(Block block, const CrossEntropyRows<T>& a, int64_t first,
                                       int64_t end) {

@@ -12,7 +12,7 @@ struct PhiloxBlock {
   uint32_t words[4];
 };
 
-/// What the blocks of a row have in common.
+/// The part of the counter that the blocks of a row share.
 struct RowCounter {
   uint32_t position, sample, rest;
 };

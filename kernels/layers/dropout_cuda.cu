@@ -14,7 +14,7 @@ namespace {
 
 constexpr unsigned kDropoutThreads = 256;
 
-/// Elements that a thread takes at a time: whole blocks of Philox, and packs of 16 bytes.
+/// Elements that a thread takes at a time: whole Philox blocks, and packs of 16 bytes.
 template <class T>
 constexpr int kBlocksPack = kPackOf<T> < 4 ? 4 : kPackOf<T>;
 
@@ -36,7 +36,7 @@ LOCKSTEP_LANE void drop_pack(const DropoutRows<T>& a, RowCounter counter, int64_
   result.store(a.result + at);
 }
 
-/// Those of a block that lie in the row.
+/// Drops the elements of a block that lie in the row.
 template <bool kAdds, class T>
 LOCKSTEP_LANE void drop_block(const DropoutRows<T>& a, RowCounter counter, int64_t block,
                               int64_t row_start) {

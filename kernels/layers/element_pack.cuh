@@ -12,11 +12,11 @@ namespace lockstep::kernels {
 
 constexpr int kPackBytes = 16;
 
-/// Of T in a pack of its own; operands of a wider type take several loads.
+/// The elements of T in a pack; operands of a wider type take several loads.
 template <class T>
 constexpr int kPackOf = kPackBytes / static_cast<int>(sizeof(T));
 
-/// `kCount` elements from an address that is a multiple of 16 bytes. One alone may lie anywhere.
+/// `kCount` elements from an address that is a multiple of 16 bytes. A single one may lie anywhere.
 template <class T, int kCount>
 struct ElementPack {
   static constexpr int kWords = kCount * static_cast<int>(sizeof(T)) / kPackBytes;
@@ -58,7 +58,7 @@ bool packs_fit(std::initializer_list<const void*> addresses,
   return true;
 }
 
-/// Calls launch(pack) with the number of elements of a pack as a constant: one where packs do not
+/// Calls launch(pack) with the elements of a pack as a compile-time constant: 1 if packs do not
 /// fit.
 template <class T, class F>
 void with_packs(bool fit, F launch) {

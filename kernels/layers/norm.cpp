@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kElementsOfThread = 1 << 15;
 constexpr int64_t kMostParts = 512, kLeastRowsOfPart = 16;
 
-/// Detached: a view that is made without a graph would seem to be a leaf to recomputation.
+/// Detached, because recomputation would take a view made without a graph for a leaf.
 at::Tensor as_rows(const at::Tensor& x, int64_t width) {
   return x.defined() ? x.detach().reshape({-1, width}).contiguous() : x;
 }
@@ -53,7 +53,7 @@ void norm_gradient_cpu(const NormGradientTensors& t) {
 
 NormResult norm_forward(NormKind kind, const at::Tensor& x, const at::Tensor& residual,
                         const at::Tensor& weight, const at::Tensor& bias, double epsilon) {
-  // to() is an operator, which recomputation sees, also where nothing changes.
+  // Even where to() changes nothing, it is an operator that recomputation sees.
   const at::ScalarType wide = wide_dtype(x.scalar_type());
   const at::Tensor wide_weight = weight.to(wide).contiguous();
   const bool centred = kind == NormKind::layer;

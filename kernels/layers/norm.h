@@ -6,7 +6,7 @@ namespace lockstep::kernels {
 
 enum class NormKind { rms, layer };
 
-/// What norm_forward() returns, which includes what backward needs.
+/// The result of norm_forward(), including what backward needs.
 struct NormResult {
   at::Tensor sum;         ///< x + residual, like x, or x itself without a residual
   at::Tensor normalized;  ///< like x

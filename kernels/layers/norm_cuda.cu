@@ -32,7 +32,7 @@ __global__ void norm_gradient_kernel(NormGradientRows<T> rows, int64_t num_rows,
   Wide<T>* const of_bias = shared && own_bias ? shared_weight + width : own_bias;
   norm_gradient_rows<kCentred>(ThreadBlock<kPack>{}, rows, first, end, of_weight, of_bias);
   if (!shared || !own_weight) return;
-  // Each thread copies what it added up itself.
+  // Each thread copies only sums that it added up itself.
   ThreadBlock<kPack>::copy(width, own_weight, of_weight);
   if constexpr (kCentred) ThreadBlock<kPack>::copy(width, own_bias, of_bias);
 }

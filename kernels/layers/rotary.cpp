@@ -19,7 +19,7 @@ void run(const RotaryTensors& t) {
   layer_kernels("rotary", t.packed).rotary(t);
 }
 
-/// Nothing is read from a device.
+/// Does not read from the device.
 void check_positions(const at::Tensor& positions, int64_t rows) {
   require<UsageError>(positions.scalar_type() == at::kLong,
                       "rotary: found positions of {}, allowed: Long",

@@ -13,7 +13,7 @@ namespace {
 
 constexpr unsigned kRotaryThreads = 256, kMostLanes = 32;
 
-/// A block for each token of a sample. Threads along x share a head, those along y go over heads.
+/// A block for each token of a sample. Threads along x share a head; those along y loop over heads.
 template <bool kBackward, int kPack, class T>
 __global__ void rotary_kernel(RotaryHeads<T> heads) {
   const auto slots = static_cast<int32_t>(heads.slots());

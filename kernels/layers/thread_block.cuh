@@ -11,7 +11,7 @@
 namespace lockstep::kernels {
 
 /// The threads along x of a block go over a row in turns, each `kPack` elements at a time. Rows
-/// begin where packs may, see packs_fit().
+/// must begin where packs may, see packs_fit().
 template <int kPack>
 struct ThreadLanes {
   /// Calls f(i) for i = 0 ... n - 1; a thread gets the same i in each call with the same n, here
@@ -100,8 +100,8 @@ template <int kPack>
 struct ThreadBlock : ThreadLanes<kPack> {
   using Lanes = ThreadLanes<kPack>;
 
-  /// The sum of f(from[i]...), in an order that depends on n, kPack and the number of threads
-  /// alone; each thread gets it. All threads call it.
+  /// The sum of f(from[i]...) for each thread, in an order that depends only on n, kPack and the
+  /// number of threads. All threads call it.
   template <class W, class F, class... From>
   LOCKSTEP_LANE static W sum(int64_t n, F f, const From*... from) {
     W own = 0;
@@ -112,14 +112,14 @@ struct ThreadBlock : ThreadLanes<kPack> {
     return joined(own, [](W a, W b) { return a + b; });
   }
 
-  /// map(), and sum() of what it has written.
+  /// map(), then sum() of the values that it has written.
   template <class W, class F, class To, class... From>
   LOCKSTEP_LANE static W map_sum(int64_t n, F f, To* to, const From*... from) {
     Lanes::map(n, f, to, from...);
     return sum<W>(n, [](W x) { return x; }, to);
   }
 
-  /// Of from[i], with the sum itself if `kPlain`; each thread gets it. All threads call it.
+  /// The sums for from[i], with the plain sum if `kPlain`, for each thread. All threads call it.
   template <bool kPlain, class W, class T>
   LOCKSTEP_LANE static ExpSums<W> exp_sums(int64_t n, const T* from) {
     ExpSums<W> own;
@@ -145,7 +145,7 @@ struct ThreadBlock : ThreadLanes<kPack> {
     for (int k = 0; k < kPack; ++k) own += f(widen(packs.at[k])...);
   }
 
-  /// Rescales once for the highest of a pack.
+  /// Rescales only once, for the highest element of a pack.
   template <bool kPlain, class W, class T, int kCount>
   LOCKSTEP_LANE static void add_exponentials(ExpSums<W>& own, const ElementPack<T, kCount>& pack) {
     W highest = own.highest;
@@ -171,7 +171,7 @@ struct ThreadBlock : ThreadLanes<kPack> {
     __shared__ W warps[32];
     for (int step = 16; step > 0; step /= 2)
       own = join(own, __shfl_xor_sync(0xFFFFFFFFU, own, step));
-    __syncthreads();  // what was joined before has been read
+    __syncthreads();  // earlier results have been read
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = own;
     __syncthreads();
     W all = warps[0];
@@ -180,7 +180,7 @@ struct ThreadBlock : ThreadLanes<kPack> {
   }
 };
 
-/// Threads for a row of `n` elements, in whole warps, so that all of them get about as many packs.
+/// The threads for a row of `n` elements, in whole warps, so that each gets about as many packs.
 inline unsigned threads_for(int64_t n, int pack) {
   constexpr int64_t kMost = 512;
   const int64_t packs = (n + pack - 1) / pack;

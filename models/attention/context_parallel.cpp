@@ -36,8 +36,7 @@ at::Tensor take(const at::Tensor& x, int64_t dim, const std::vector<Chunk>& piec
   return at::cat(parts, dim);
 }
 
-/// Where each piece of the sequence, in its order, lies in the parts of all ranks one after the
-/// other.
+/// The place of each piece of the sequence, in its order, in the concatenated parts of all ranks.
 std::vector<Chunk> places_in_parts(const Lengths& documents, int64_t ranks) {
   std::vector<std::pair<int64_t, Chunk>> places;  // by place in the sequence
   int64_t start = 0;
@@ -81,7 +80,7 @@ Heads exchange_heads(const Heads& x, const ProcessGroup& group, const Lengths& d
   return {parts[0], parts[1], parts[2]};
 }
 
-/// All heads of this rank's part of the sequence: the reverse.
+/// The reverse: all heads of this rank's part of the sequence.
 at::Tensor return_heads(const at::Tensor& output, const ProcessGroup& group,
                         const Lengths& documents) {
   if (group.size() == 1) return output;
@@ -89,7 +88,7 @@ at::Tensor return_heads(const at::Tensor& output, const ProcessGroup& group,
                          "attention output");
 }
 
-/// How sequences are cut, and what a token sees.
+/// How sequences are cut, and which tokens a token sees.
 struct WholeSequence {
   Lengths documents;
   TokenView view;

@@ -20,7 +20,7 @@ struct Gradients {
   at::Tensor query, key, value;
 };
 
-/// What a kernel takes: [batch, heads, sequence, channels].
+/// The inputs of a kernel: [batch, heads, sequence, channels].
 struct Operands {
   at::Tensor query, key, value;
   BlockMask mask = BlockMask::none;
@@ -28,7 +28,7 @@ struct Operands {
   bool causal() const { return mask == BlockMask::causal; }
 };
 
-/// The sequences of `x` that the block is of, along `dim`.
+/// The sequences of `x`, along `dim`, that belong to the block.
 at::Tensor of_sequences(const at::Tensor& x, int64_t dim, const AttentionBlock& block) {
   return block.sequences ? x.narrow(dim, block.sequences->start, block.sequences->size) : x;
 }
@@ -43,7 +43,7 @@ at::Tensor spread(const at::Tensor& x, int64_t heads) {
   return repeats == 1 ? x : x.repeat_interleave(repeats, 1);
 }
 
-/// Adds up the heads of `gradient` that share one of `heads` heads.
+/// Adds up the heads of `gradient` that share one of the `heads` heads.
 at::Tensor fold(const at::Tensor& gradient, int64_t heads) {
   if (gradient.size(1) == heads) return gradient;
   return gradient.unflatten(1, {heads, gradient.size(1) / heads}).sum(2);
@@ -78,7 +78,7 @@ Gradients plain_backward(const Operands& x, const at::Tensor& grad, const Output
           at::matmul(weights.transpose(-1, -2), grad)};
 }
 
-/// In the other order of queries and of keys, in which what was anti-causal is causal.
+/// Reverses the order of queries and keys, which turns anti-causal into causal.
 at::Tensor reversed(const at::Tensor& x) { return x.flip(2); }
 
 Operands reversed(const Operands& x) {

@@ -11,7 +11,7 @@
 /// in fp64 for fp64.
 namespace lockstep {
 
-/// What computes a block.
+/// The implementation that computes a block.
 enum class AttentionKernel {
   cpu_flash,   ///< libtorch's flash attention on the CPU: any floating-point dtype
   cuda_flash,  ///< libtorch's flash attention on CUDA: bf16 and fp16, head widths of 8, 16, ... 256
@@ -54,7 +54,7 @@ class BlockwiseAttentionGradient {
   void add(const AttentionBlock& block, const at::Tensor& key, const at::Tensor& value,
            const at::Tensor& key_gradient, const at::Tensor& value_gradient);
 
-  /// In wide().
+  /// The gradient of the queries, in wide().
   const at::Tensor& query_gradient() const { return query_gradient_; }
 
   /// The dtype of the sums: fp64 for fp64, else fp32.

@@ -47,15 +47,15 @@ bool is_windowed(const std::vector<int64_t>& documents, const TokenView& view) {
                      [&](int64_t length) { return length > *view.window; });
 }
 
-/// Neighbouring queries of a sequence and what they see, as places in the sequence. The band that
-/// they see of the keys is a triangle at its lower end, a rectangle and the causal triangle.
+/// Neighbouring queries of a sequence and the keys that they see, as places in the sequence. These
+/// keys form a band: a triangle at its lower end, a rectangle and the causal triangle.
 struct Band {
   Chunk queries;  ///< fewer than `window`, or one
   int64_t local;  ///< place of the first among the tensors' queries
   int64_t document;
   int64_t window;
 
-  /// Adds what of it lies in `piece`, whose keys the tensors have from `keys` on.
+  /// Adds the part of the band in `piece`, whose keys begin at `keys` in the tensors.
   void add_to(std::vector<AttentionBlock>& blocks, const Chunk& piece, int64_t keys) const {
     const int64_t end = piece.start + piece.size, lowest = queries.start - window + 1;
     const int64_t first = std::max(piece.start, document);
@@ -75,8 +75,8 @@ struct Band {
   }
 };
 
-/// Of the queries in `own` and the keys in `pieces`, both in the order of the tensors. Pieces may
-/// hold several documents.
+/// The blocks of the queries in `own` and the keys in `pieces`, both in the order of the tensors.
+/// Pieces may hold several documents.
 std::vector<AttentionBlock> window_blocks(const std::vector<int64_t>& documents,
                                           const std::vector<Chunk>& own,
                                           const std::vector<Chunk>& pieces, int64_t window) {
@@ -108,7 +108,7 @@ int64_t sum_of(const std::vector<int64_t>& lengths) {
 
 using SequenceLengths = std::vector<std::vector<int64_t>>;
 
-/// The length of each of the sequences.
+/// The length of each sequence, which is the same for all.
 int64_t sequence_length(const SequenceLengths& documents) {
   require<UsageError>(!documents.empty(), "attention: found no sequences, allowed: >= 1");
   const int64_t length = sum_of(documents[0]);
@@ -124,7 +124,7 @@ int64_t sequence_length(const SequenceLengths& documents) {
   return length;
 }
 
-/// Blocks of each sequence for itself, or of all where their documents are alike.
+/// Separate blocks for each sequence, or blocks of all sequences if their documents are alike.
 std::vector<AttentionBlock> bounded_blocks(const SequenceLengths& documents,
                                            const std::vector<Chunk>& own,
                                            const std::vector<Chunk>& pieces,
@@ -134,7 +134,7 @@ std::vector<AttentionBlock> bounded_blocks(const SequenceLengths& documents,
   std::vector<AttentionBlock> blocks;
   for (size_t i = 0; i < (all ? 1 : documents.size()); ++i) {
     const bool windowed = is_windowed(documents[i], {.window = window});
-    // A window that hides nothing lets queries of any number be one block.
+    // A window that hides nothing allows any number of queries in one block.
     const int64_t seen = windowed ? *window : sum_of(documents[i]) + 1;
     for (AttentionBlock& block : window_blocks(documents[i], own, pieces, seen)) {
       if (!all) block.sequences = Chunk{static_cast<int64_t>(i), 1};

@@ -46,13 +46,13 @@ struct AttentionBlock {
   std::optional<Chunk> sequences = {};  ///< of the micro-batch; unset: all
 };
 
-/// What the queries that `rank` holds see of the keys that `key_rank` holds, without the blocks
-/// that are empty. UsageError: a window of fewer than 1 token, or one that is not causal.
+/// The blocks in which queries that `rank` holds see keys that `key_rank` holds, without empty
+/// ones. UsageError: a window of fewer than 1 token, or one that is not causal.
 std::vector<AttentionBlock> ring_blocks(const std::vector<int64_t>& documents, int64_t ranks,
                                         int64_t rank, int64_t key_rank, const TokenView& view);
 
-/// What the queries that `rank` holds see of the keys of the whole sequence, which are in the order
-/// of the sequence. UsageError as above.
+/// The blocks in which queries that `rank` holds see keys of the whole sequence, which are in the
+/// order of the sequence. UsageError as above.
 std::vector<AttentionBlock> gathered_blocks(const std::vector<int64_t>& documents, int64_t ranks,
                                             int64_t rank, const TokenView& view);
 

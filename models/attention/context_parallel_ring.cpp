@@ -87,7 +87,7 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
     return {gradient.query_gradient().to(query.scalar_type()), own[0], own[1], {}};
   }
 
-  /// A gradient starts at the rank behind the one that holds its keys, follows them, and comes home
+  /// A gradient starts at the rank after the one that owns its keys, follows them, and comes home
   /// after the last step.
   static at::Tensor key_value_gradient(const at::Tensor& both, const Ring& ring,
                                        BlockwiseAttentionGradient& gradient) {

@@ -28,7 +28,7 @@ at::Tensor spread_over_heads(const at::Tensor& heads, int64_t count) {
 at::Tensor joined_heads(const at::Tensor& heads) { return heads.permute({2, 0, 1, 3}).flatten(2); }
 
 /// Whether CUDA has a fused kernel that takes fewer key heads than query heads as they are. On the
-/// CPU it would gain less than it takes to be worth other bits.
+/// CPU the gain would be too small to justify other bits.
 bool has_grouped_kernel(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
   if (!query.is_cuda() || key.size(1) == query.size(1)) return false;
   const auto choice = static_cast<at::SDPBackend>(at::_fused_sdp_choice(
@@ -37,7 +37,7 @@ bool has_grouped_kernel(const at::Tensor& query, const at::Tensor& key, const at
   return choice == at::SDPBackend::flash_attention || choice == at::SDPBackend::cudnn_attention;
 }
 
-/// [sequences, 1, length, length]: the pairs of tokens that are of different documents.
+/// [sequences, 1, length, length]: whether two tokens belong to different documents.
 at::Tensor of_other_documents(const SequenceDocuments& documents, c10::Device device) {
   std::vector<at::Tensor> numbers;
   for (const std::vector<int64_t>& lengths : documents) {
@@ -48,8 +48,8 @@ at::Tensor of_other_documents(const SequenceDocuments& documents, c10::Device de
   return number.unsqueeze(2).ne(number.unsqueeze(1)).unsqueeze(1);
 }
 
-/// libtorch's fused attention, with a window or documents block by block; with dropout of the
-/// weights, in separate operations.
+/// libtorch's fused attention; block by block with a window or documents; in separate operations
+/// with dropout of the weights.
 class LocalAttention : public CoreAttention {
  public:
   LocalAttention(const LayerContext& context, int64_t first_head)

@@ -10,8 +10,8 @@
 namespace lockstep {
 namespace {
 
-/// Which of `all` tokens each of the last `count` may look at, once for each of `heads`: [heads *
-/// count, all]. None: all of them.
+/// Which of `all` tokens each of the last `count` may see, repeated for each of `heads`: [heads *
+/// count, all]. Unset if they see all of them.
 std::optional<at::Tensor> visible_tokens(int64_t heads, int64_t count, int64_t all,
                                          const std::optional<int64_t>& window, c10::Device device) {
   if (count == 1 && (!window || *window >= all)) return {};

@@ -20,15 +20,15 @@ struct LatentSizes : torch::CustomClassHolder {
   LatentHeadSizes sizes;
 };
 
-/// Rows of a table for the tokens: [sequence, 1 or batch, 1, rotated / 2].
+/// The rows of a table for the tokens: [sequence, 1 or batch, 1, rotated / 2].
 at::Tensor rows_of_tokens(const at::Tensor& table, const at::Tensor& positions, int64_t sequence) {
   if (!positions.defined()) return table.narrow(0, 0, sequence).unsqueeze(1).unsqueeze(1);
   const int64_t samples = positions.dim() == 2 ? positions.size(1) : 1;
   return table.index_select(0, positions.flatten()).view({sequence, samples, 1, -1});
 }
 
-/// Channel pairs (i, i + half) of `x` [sequence, batch, heads, 2 half], turned, in the dtype of the
-/// tables.
+/// Rotates the channel pairs (i, i + half) of `x` [sequence, batch, heads, 2 half]; the result has
+/// the dtype of the tables.
 at::Tensor turned(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   const auto halves = x.to(cos.scalar_type()).chunk(2, -1);
   return at::cat({halves[0] * cos - halves[1] * sin, halves[1] * cos + halves[0] * sin}, -1);

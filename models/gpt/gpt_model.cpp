@@ -19,7 +19,7 @@
 namespace lockstep {
 namespace {
 
-/// The resolved configuration, once it and the sizes of `state` are checked.
+/// Checks the configuration and the sizes of `state`, and returns the resolved configuration.
 TransformerConfig checked_config(const TransformerConfig& config, const ParallelConfig& parallel,
                                  const ParallelState& state, const GPTStage& stage) {
   TransformerConfig resolved = resolve_model(config, parallel);
@@ -49,7 +49,7 @@ LoraConfig resolved_lora(const TransformerConfig& model, const LoraConfig& lora)
   return whole.lora;
 }
 
-/// The tokens of a sequence that a rank of cp has at most, as a message says it.
+/// The most tokens of a sequence that a rank of cp may have, and a text about it for messages.
 struct LongestSequence {
   int64_t tokens;
   std::string text;
@@ -60,7 +60,7 @@ struct LongestSequence {
                                       config.seq_length, ranks)) {}
 };
 
-/// `hidden` [sequence / parts, batch, hidden_size]; `labels`, if any, are to be of the same tokens.
+/// `hidden` [sequence / parts, batch, hidden_size]; `labels`, if any, must be of the same tokens.
 void check_hidden(const at::Tensor& hidden, const at::Tensor& labels,
                   const TransformerConfig& config, int64_t parts, const LongestSequence& longest) {
   require<UsageError>(hidden.defined() && hidden.dim() == 3 && hidden.size(2) == config.hidden_size,
@@ -77,7 +77,7 @@ void check_hidden(const at::Tensor& hidden, const at::Tensor& labels,
                       fmt::join(labels.sizes(), " x "), batch, sequence);
 }
 
-/// Positions that a caller gives for the `sequence` tokens of this rank of cp.
+/// Checks positions that a caller gives for the `sequence` tokens of this rank of cp.
 void check_positions(const at::Tensor& positions, int64_t sequence,
                      const TransformerConfig& config) {
   if (!positions.defined()) return;
@@ -94,8 +94,8 @@ void check_positions(const at::Tensor& positions, int64_t sequence,
                       low < 0 ? low : high, config.seq_length - 1);
 }
 
-/// Positions in documents, and documents, that a caller gives for `batch` sequences of `sequence`
-/// tokens on each of `ranks` ranks of cp.
+/// Checks positions in documents, padding and documents that a caller gives for `batch` sequences
+/// of `sequence` tokens on each of `ranks` ranks of cp.
 void check_documents(const TokenPositions& given, int64_t batch, int64_t sequence, int64_t ranks,
                      const TransformerConfig& config) {
   if (const at::Tensor& places = given.document_positions; places.defined()) {
@@ -127,7 +127,7 @@ void check_documents(const TokenPositions& given, int64_t batch, int64_t sequenc
   }
 }
 
-/// A cache of `config` for `sequence` more tokens.
+/// Checks that a cache of `config` has room for `sequence` more tokens.
 void check_cache(const KeyValueCache* cache, const TokenPositions& given, int64_t sequence,
                  const TransformerConfig& config, bool cut) {
   if (cache == nullptr) return;
@@ -170,7 +170,7 @@ TransformerConfig resolve_model(const TransformerConfig& config, const ParallelC
   Config whole;
   whole.model = config;
   whole.parallel = parallel;
-  whole.parallel.num_distributed_optimizer_instances = 1;  // a matter of the optimizer
+  whole.parallel.num_distributed_optimizer_instances = 1;  // it concerns only the optimizer
   whole = resolve(whole);
   validate(whole);
   return whole.model;

@@ -26,7 +26,7 @@ ModuleSpec transformer_block_params(const LayerSettings& settings, const GPTStag
 
 namespace {
 
-/// All but adapters.
+/// All parameters except adapters.
 ModuleSpec base_params(const LayerSettings& settings, const GPTStage& stage) {
   const TableUse use = table_use(settings.config, stage);
   ModuleSpec spec;

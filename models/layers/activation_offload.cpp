@@ -65,13 +65,13 @@ ActivationOffload::Kept::Kept(const at::Tensor& tensor, ActivationOffload& offlo
   copied_.record(offload.to_host());
 }
 
-/// A copy may be under way: from here on the memory is used again.
+/// Waits for a copy that may be under way: after this the memory is reused.
 ActivationOffload::Kept::~Kept() {
   if (!on_device_.defined()) return;
   try {
     (fetched_ ? *fetched_ : copied_).block(stream_);
   } catch (const std::exception&) {
-    // The device has failed, and says so to whoever uses it next.
+    // The device has failed and reports it to its next user.
   }
 }
 
@@ -94,7 +94,7 @@ void ActivationOffload::Kept::fetch() {
   const c10::Device device = to_device_.device();
   stream_ = current_stream(device);
   on_device_ = at::empty(host_.sizes(), host_.options().device(device).pinned_memory(false));
-  follow(to_device_, stream_);  // whose memory it was before
+  follow(to_device_, stream_);  // which may have used this memory before
   copied_.block(to_device_);
   const c10::StreamGuard on(to_device_);
   fetched_.emplace(device.type());

@@ -11,8 +11,8 @@
 namespace lockstep {
 
 /// The adapters of the linear layers of `base` that lora.target_modules names, in a tree with only
-/// the modules of `base` above those layers: `lora_A` [rank, in] and `lora_B` [out..., rank] beside
-/// a `weight` [out..., in].
+/// the modules of `base` above those layers: `lora_A` [rank, in] and `lora_B` [out..., rank] next
+/// to a `weight` [out..., in].
 ///
 /// If tp cuts the rows of the weight, lora_B is cut in the same way and lora_A is on every rank; if
 /// it cuts the columns, lora_A is cut in the same way and lora_B is on every rank. The gradient of
@@ -34,7 +34,7 @@ struct AdaptedLinear {
   std::string b;
 };
 
-/// Those below `module`. `prefix`: the name of `module`; it ends in "." or is empty.
+/// The layers below `module`. `prefix`: the name of `module`; it ends in "." or is empty.
 std::vector<AdaptedLinear> adapted_linears(const ModuleSpec& module,
                                            const std::string& prefix = {});
 

@@ -15,12 +15,12 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// What backward needs beside tensors of the graph.
+/// The data that backward needs in addition to tensors of the graph.
 struct CrossEntropyCall : torch::CustomClassHolder {
   CrossEntropyCall(const TokenLosses& l, LogitsMemory m) : losses(l), memory(m) {}
   TokenLosses losses;
   LogitsMemory memory;
-  bool taken = false;  ///< whether the gradient stands where the logits were
+  bool taken = false;  ///< whether the gradient has replaced the logits
 };
 
 struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossEntropy> {

@@ -25,7 +25,7 @@ struct DroppedPlaces : torch::CustomClassHolder {
 
 using Dropped = c10::intrusive_ptr<DroppedPlaces>;
 
-/// (x, residual or nothing) -> their sum, `x` dropped
+/// (x, residual or nothing) -> their sum, with dropout of `x`
 struct DropoutFunction : torch::autograd::Function<DropoutFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
                             const std::optional<at::Tensor>& residual, const Dropped& dropped) {

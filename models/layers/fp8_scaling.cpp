@@ -20,7 +20,7 @@ at::ScalarType format_of(Fp8Format format, Fp8Operand operand) {
   return wide ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
 }
 
-/// Each side with scales of its own rows.
+/// Each side has scales for its own rows.
 Fp8Matrices with_scales_of_rows(const at::Tensor& x, at::ScalarType format, Fp8Sides sides) {
   Fp8Matrices result;
   if (sides != Fp8Sides::transposed) {
@@ -34,8 +34,8 @@ Fp8Matrices with_scales_of_rows(const at::Tensor& x, at::ScalarType format, Fp8S
   return result;
 }
 
-/// Over the ranks of `group`; NaN becomes infinity, because not every backend takes it for the
-/// largest value.
+/// The maxima over the ranks of `group`. NaN becomes infinity, because not every backend treats it
+/// as the largest value.
 at::Tensor largest_of_ranks(const at::Tensor& values, const ProcessGroup& group,
                             const char* label) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();

@@ -29,7 +29,7 @@ ParamDescription without_decay(ParamDescription description) {
   return description;
 }
 
-/// The rows of the first layer of a feed-forward network: with SwiGLU the gate's and the others'.
+/// The rows of a feed-forward network's first layer: with SwiGLU those of the gate and the others.
 std::vector<int64_t> inner_rows(const TransformerConfig& config, int64_t width) {
   if (config.activation == Activation::swiglu) return {2, width};
   return {width};
@@ -210,7 +210,7 @@ ModuleSpec mlp_params(const LayerSettings& settings, int64_t width) {
 ModuleSpec router_params(const LayerSettings& settings) {
   const TransformerConfig& config = settings.config;
   ModuleSpec spec;
-  // The tokens are cut over tp here, with sequence parallelism or without.
+  // Here the tokens are cut over tp with or without sequence parallelism.
   spec.add({"weight",
             {*config.num_experts, config.hidden_size},
             NormalValues{config.init_method_std},

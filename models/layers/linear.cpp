@@ -21,13 +21,13 @@ ParallelLinearOptions linear_options(const ParallelContext& context, LinearInput
           .label = context.label()};
 }
 
-/// What multiplies in 8-bit floats; null where the context does not ask for it.
+/// The layer that multiplies in 8-bit floats; null if the context does not ask for it.
 std::shared_ptr<const Fp8Layer> fp8_layer(const ParallelContext& context,
                                           const at::Tensor& weight) {
   return context.fp8 ? context.fp8->add_layer(context.name + "weight", weight) : nullptr;
 }
 
-/// The weights that are loaded may be those of a model without adapters.
+/// Always initializes: the weights that are loaded may be those of a model without adapters.
 ParamOrigin adapter_origin(const ParallelContext& context) {
   ParamOrigin origin = context.origin();
   origin.perform_initialization = true;

@@ -20,7 +20,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// What backward needs beside tensors of the graph.
+/// The data that backward needs in addition to tensors of the graph.
 struct ChunkedLoss : torch::CustomClassHolder {
   ChunkedLoss(TokenLosses l, const ParallelLinearOptions& o, int64_t size)
       : losses(std::move(l)), options(o), chunk_size(size) {}
@@ -33,8 +33,8 @@ struct ChunkedLoss : torch::CustomClassHolder {
     return as_matrix(gathering.whole);
   }
 
-  /// Calls visit(first token, number of tokens, their logits) for each chunk, whose logits live
-  /// during that call alone.
+  /// Calls visit(first token, number of tokens, their logits) for each chunk. The logits live only
+  /// during that call.
   template <class Visit>
   void each_chunk(const at::Tensor& rows, const at::Tensor& weight, Visit visit) const {
     const int64_t tokens = rows.size(0);
@@ -44,7 +44,7 @@ struct ChunkedLoss : torch::CustomClassHolder {
     }
   }
 
-  /// Starts to add the ranks' terms of the gradient of `hidden`.
+  /// Starts adding up the ranks' terms of the gradient of `hidden`.
   Work reduce(const at::Tensor& term, const at::Tensor& hidden, at::Tensor& result) const {
     std::vector<int64_t> shape = hidden.sizes().vec();
     result = term.view(options.input == LinearInput::sequence_chunk ? whole(shape) : shape);
@@ -73,7 +73,7 @@ kernels::CrossEntropySums of_tokens(const kernels::CrossEntropySums& all, int64_
   return {all.highest.narrow(0, first, count), all.sums.narrow(1, first, count)};
 }
 
-/// The gradient of a weight, summed over chunks: in the weight's own .grad(), or apart.
+/// The gradient of a weight, summed over chunks: in the weight's own .grad(), or separately.
 class WeightSum {
  public:
   WeightSum(const at::Tensor& weight, bool apart) : weight_(weight), apart_(apart) {}
@@ -89,7 +89,7 @@ class WeightSum {
       sum_ = term.to(wide());
   }
 
-  /// Undefined where .grad() has it.
+  /// The separate sum; undefined if .grad() has it.
   at::Tensor apart() const { return sum_.defined() ? sum_.to(weight_.scalar_type()) : sum_; }
 
  private:

@@ -23,13 +23,13 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// What backward needs beside tensors of the graph.
+/// The data that backward needs in addition to tensors of the graph.
 struct LinearCall : torch::CustomClassHolder {
   LinearCall(const ParallelLinearOptions& o, at::Tensor w)
       : options(o), weight(std::move(w)), notes_largest(at::GradMode::is_enabled()) {}
   ParallelLinearOptions options;
-  /// Set where the weight stays out of the graph, because its gradient may come after backward:
-  /// autograd would call the parameter's hook in backward, also if it got no gradient.
+  /// Set if the weight stays out of the graph, because its gradient may come after backward:
+  /// autograd would call the parameter's hook in backward even if it got no gradient.
   at::Tensor weight;
   bool notes_largest;  ///< the operands count for the scales of options.fp8
 };
@@ -43,7 +43,7 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& matrix,
   return fp8->output(as_matrix(x), matrix, bias, call.notes_largest).view(shape);
 }
 
-/// The gradient [tokens, out] of a layer's output, and what follows from it.
+/// The gradient [tokens, out] of a layer's output, and the gradients that follow from it.
 class OutputGradient {
  public:
   /// `of_weight_wanted`: of_weight() or add_of_weight() will be called.
@@ -77,7 +77,7 @@ class OutputGradient {
   kernels::Fp8Matrices narrowed_;
 };
 
-/// One use of a weight whose gradient is accumulated here, by the backward that is running.
+/// Notes that the running backward uses a weight whose gradient is accumulated here.
 void note_use(const at::Tensor& weight, const ParallelLinearOptions& options) {
   if (!torch::autograd::impl::post_acc_grad_hooks(weight)) return;
   require<UsageError>(options.deferred->note_use(weight.unsafeGetTensorImpl(),
@@ -88,14 +88,14 @@ void note_use(const at::Tensor& weight, const ParallelLinearOptions& options) {
                       options.label.layer());
 }
 
-/// Where the weight has other uses, autograd adds up all gradients first, unless the buffer is
-/// wider than they are.
+/// If the weight has other uses, autograd adds up all gradients first, unless the buffer is wider
+/// than they are.
 bool adds_in_place(const ParallelLinearOptions& options, const at::Tensor& weight) {
   const at::Tensor& grad = weight.grad();
   return options.weight_used_once || (grad.defined() && grad.scalar_type() != weight.scalar_type());
 }
 
-/// What AccumulateGrad does.
+/// Does the same as AccumulateGrad.
 void accumulate(const at::Tensor& weight, const OutputGradient& output, const at::Tensor& x) {
   if (!output.add_of_weight(weight, x)) {
     const at::Tensor gradient = output.of_weight(weight, x);
@@ -170,7 +170,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   }
 
  private:
-  /// That of the term of the output which this rank has computed.
+  /// The gradient of this rank's term of the output.
   static at::Tensor whole_gradient(const at::Tensor& grad, const ParallelLinearOptions& options) {
     if (options.output != LinearOutput::sequence_chunk) return grad;
     Gathering gathering(grad, options, options.label.output_gradient());
@@ -178,7 +178,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     return gathering.whole;
   }
 
-  /// Computes this rank's term and starts to add the terms of the others.
+  /// Computes this rank's term and starts adding up the terms of all ranks.
   static Work start_input_gradient(const at::Tensor& grad, const OutputGradient& output,
                                    const at::Tensor& weight, const ParallelLinearOptions& options,
                                    at::Tensor& result) {
@@ -207,7 +207,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   }
 };
 
-/// parallel_linear() of checked operands.
+/// parallel_linear() for checked operands.
 at::Tensor apply(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                  const ParallelLinearOptions& options) {
   const auto row_bias = bias.defined() ? std::optional(bias.flatten()) : std::nullopt;
@@ -225,7 +225,7 @@ at::Tensor summed(const at::Tensor& term, const ParallelLinearOptions& options) 
              : reduce_scatter_to_group(term, options.group, 0, label);
 }
 
-/// Of weight and bias.
+/// Checks the weight and the bias.
 void check_parameters(const at::Tensor& weight, const at::Tensor& bias, const std::string& label) {
   require<UsageError>(
       weight.defined() && weight.dim() >= 2 && at::isFloatingType(weight.scalar_type()),
@@ -256,7 +256,7 @@ at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight,
       "sequence",
       options.label.layer(), form_of(input), weight.size(-1));
   ParallelLinearOptions local = options;
-  local.overlap = options.overlap && input.dim() > 1 &&  // one position is not cut
+  local.overlap = options.overlap && input.dim() > 1 &&  // a single position is not cut
                   (!options.fp8 || options.fp8->scales_parts());
   if (alone) local.input = LinearInput::own;
   if (alone || !local.overlap) local.output = LinearOutput::own;

@@ -11,12 +11,12 @@
 
 namespace lockstep {
 
-/// What a low-rank adapter adds to the output of a linear layer: alpha / rank * B (A dropout(x)),
-/// with A [rank, in] and B [out..., rank] as adapter_params() declares them. With t tokens on a
-/// rank between the tensor-parallel regions and T in them, it sends over tp, in addition to what
-/// the layer sends:
+/// The term that a low-rank adapter adds to the output of a linear layer: alpha / rank * B
+/// (A dropout(x)), with A [rank, in] and B [out..., rank] as adapter_params() declares them. With t
+/// tokens on a rank between the tensor-parallel regions and T in them, it sends over tp, in
+/// addition to what the layer sends:
 ///
-///     beside a layer that is     forward                   backward
+///     for a layer that is        forward                   backward
 ///     column-parallel            nothing                   all-reduce of T rank elements
 ///     the same, with sequence    all-gather of             all-gather of t rank elements again,
 ///     parallelism                t rank elements           reduce-scatter of T rank elements
@@ -24,8 +24,8 @@ namespace lockstep {
 ///     the same, with sequence    reduce-scatter of         all-gather of t rank elements
 ///     parallelism                T rank elements
 ///
-/// So the matrix that all ranks of tp hold (A beside a column-parallel layer, B beside a
-/// row-parallel one) works between the tensor-parallel regions, and its gradient is in
+/// So the matrix that all ranks of tp hold (A for a column-parallel layer, B for a row-parallel
+/// one) works between the tensor-parallel regions, and its gradient is in
 /// ParallelContext::replicated_gradient_state().
 class LowRankAdapter {
  public:

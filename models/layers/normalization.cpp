@@ -43,7 +43,7 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
     forward.mean = saved[2];
     forward.root = saved[3];
     const bool centred = forward.mean.defined();
-    const size_t edge = adds ? 2 : 1;  // of the weight: inputs that are not there have none
+    const size_t edge = adds ? 2 : 1;  // that of the weight; absent inputs have no edge
     const bool trained =
         context->needs_input_grad(edge) || (centred && context->needs_input_grad(edge + 1));
     const kernels::NormGradients found =

@@ -30,9 +30,9 @@ struct Arguments : at::ObserverContext {
   std::vector<const c10::StorageImpl*> storages;
 };
 
-/// Finds the memory on a device that operators of this thread give out: their results that are not
-/// their arguments, nor were an argument of an operator that nobody else called. Inside an operator
-/// libtorch makes memory without one.
+/// Finds the device memory that operators of this thread return: results that are not their
+/// arguments and were not arguments of an outermost operator. Inside an operator, libtorch makes
+/// memory without calling one.
 class StorageWatch {
  public:
   explicit StorageWatch(c10::Device device)
@@ -86,8 +86,7 @@ class StorageWatch {
     if (tensor.defined() && tensor.has_storage() && tensor.device() == device_) note(tensor);
   }
 
-  /// Whether the tensor's memory was not known. A weak reference keeps others from having its
-  /// number.
+  /// Whether the tensor's memory is new. A weak reference keeps its address from being reused.
   bool know(const at::Tensor& tensor) {
     return known_.try_emplace(storage_of(tensor), tensor.storage().getWeakStorageImpl()).second;
   }
@@ -108,7 +107,7 @@ at::Tensor bytes_of(const StoragePtr& storage) {
   return bytes;
 }
 
-/// The memory that autograd keeps of a layer.
+/// The memory of a layer that autograd keeps.
 class OffloadedLayer final : public ActivationOffload::Link {
  public:
   OffloadedLayer(std::vector<StoragePtr> kept, c10::Device device, ActivationOffload& offload)
@@ -129,13 +128,13 @@ class OffloadedLayer final : public ActivationOffload::Link {
     copied_.record(offload.to_host());
   }
 
-  /// A copy may be under way: from here on the memory is used again.
+  /// Waits for a copy that may be under way: after this the memory is reused.
   ~OffloadedLayer() override {
     if (place_ == Place::host || place_ == Place::taken) return;
     try {
       last_copy().block(stream_);
     } catch (const std::exception&) {
-      // The device has failed, and says so to whoever uses it next.
+      // The device has failed and reports it to its next user.
     }
   }
 
@@ -149,7 +148,7 @@ class OffloadedLayer final : public ActivationOffload::Link {
     place_ = Place::host;
   }
 
-  /// For the backward of the layer, on the current stream.
+  /// For the layer's backward, on the current stream.
   void take() {
     if (place_ == Place::taken) return;
     fetch_for_use();
@@ -177,7 +176,7 @@ class OffloadedLayer final : public ActivationOffload::Link {
       if (piece.held)
         piece.held->set_data_ptr_noswap(piece.held->allocator()->allocate(piece.held->nbytes()));
     }
-    follow(to_device_, stream_);  // whose memory it was before
+    follow(to_device_, stream_);  // which may have used this memory before
     copied_.block(to_device_);
     const c10::StreamGuard on(to_device_);
     for (const Piece& piece : pieces_)
@@ -188,7 +187,7 @@ class OffloadedLayer final : public ActivationOffload::Link {
   }
 
   c10::Stream to_device_;
-  c10::Stream stream_;  ///< whose memory the pieces on the device are
+  c10::Stream stream_;  ///< the stream that owns the pieces on the device
   c10::Event copied_;
   std::optional<c10::Event> fetched_;
   std::vector<Piece> pieces_;

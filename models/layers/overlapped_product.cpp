@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-/// The factor, made ready once for the products of all parts.
+/// The factor, prepared once for the products of all parts.
 class Multiplier {
  public:
   Multiplier(const ProductFactor& factor, const ParallelLinearOptions& options)

@@ -28,7 +28,7 @@ struct SequencePart {
 /// kOverlapParts parts, whose sizes differ by one at most; with fewer positions, one part for each.
 std::vector<SequencePart> sequence_parts(int64_t positions);
 
-/// What a forward multiplies by.
+/// The factor of a forward's product.
 struct ProductFactor {
   at::Tensor matrix;               ///< [out, in]
   std::optional<at::Tensor> bias;  ///< [out]

@@ -31,8 +31,8 @@ class ParameterWatch;
 thread_local ParameterWatch* current_watch = nullptr;
 
 /// Finds the parameters that a function without a graph uses: the leaf tensors that require a
-/// gradient among the arguments of libtorch's operators on this thread. A view that is made without
-/// a graph passes for such a leaf too, and would hold its memory until the whole backward ends.
+/// gradient among the arguments of libtorch's operators on this thread. A view made without a graph
+/// looks like such a leaf too, and would hold its memory until the whole backward ends.
 class ParameterWatch {
  public:
   ParameterWatch()
@@ -50,7 +50,7 @@ class ParameterWatch {
 
   void leave_out(const at::Tensor& parameter) { left_out_.push_back(parameter); }
 
-  /// Those that are not among the function's inputs.
+  /// The parameters that are not among the function's inputs.
   variable_list parameters(at::TensorList inputs) {
     std::erase_if(found_, [&](const at::Tensor& leaf) {
       return holds(left_out_, leaf) || holds(inputs, leaf);
@@ -81,7 +81,7 @@ class ParameterWatch {
   variable_list found_, left_out_;
 };
 
-/// What a function has read once, in order.
+/// The values that a function has read, in order.
 struct Readings {
   std::vector<std::vector<int64_t>> values;
   bool complete = false;
@@ -90,7 +90,7 @@ struct Readings {
 class ReadingScope;
 thread_local ReadingScope* current_scope = nullptr;
 
-/// While a function runs on this thread: notes its readings, or gives those that are complete.
+/// While a function runs on this thread, notes its readings, or replays complete ones.
 class ReadingScope {
  public:
   explicit ReadingScope(Readings& readings)
@@ -129,12 +129,12 @@ variable_list leaves_of(const at::Tensor& value) {
   return leaves;
 }
 
-/// Keeps the inputs of a function for backward, whole or this rank's part.
+/// Keeps the inputs of a function for backward: whole, or only this rank's part.
 struct RecomputedCall : torch::CustomClassHolder {
   explicit RecomputedCall(RecomputedFunction f, ActivationOffload* to_host)
       : function(std::move(f)), offload(to_host) {}
 
-  /// What autograd is to keep: an undefined tensor in the place of one that is offloaded.
+  /// The tensors for autograd to keep: an undefined one in place of one that is offloaded.
   variable_list keep(at::TensorList inputs) {
     variable_list kept;
     for (const at::Tensor& input : inputs) {
@@ -145,15 +145,15 @@ struct RecomputedCall : torch::CustomClassHolder {
       offloaded.push_back(leaves ? offload->keep(own) : nullptr);
       kept.push_back(leaves ? at::Tensor() : own);
     }
-    offload = nullptr;  // the model's, which may be gone when backward comes
+    offload = nullptr;  // belongs to the model, which may be gone by backward
     return kept;
   }
 
   variable_list restore(variable_list kept) {
-    // The last one was kept last, and has the one before it fetched.
+    // The last one was kept last; taking it fetches the one before it.
     for (size_t i = offloaded.size(); i-- > 0;)
       if (offloaded[i]) kept[i] = offloaded[i]->take();
-    // Whoever keeps the loss keeps this call, but no backward comes again.
+    // Who keeps the loss keeps this call too, but there will be no other backward.
     if (!torch::autograd::get_current_graph_task_keep_graph()) offloaded.clear();
     variable_list inputs;
     for (size_t i = 0; i < kept.size(); ++i)
@@ -162,7 +162,7 @@ struct RecomputedCall : torch::CustomClassHolder {
     return inputs;
   }
 
-  /// The value; notes the parameters that it depends on.
+  /// Returns the value; notes the parameters that it depends on.
   at::Tensor run_first(at::TensorList inputs) {
     const at::NoGradGuard no_grad;
     ParameterWatch watch;
@@ -173,12 +173,12 @@ struct RecomputedCall : torch::CustomClassHolder {
   }
 
   RecomputedFunction function;
-  ActivationOffload* offload;  ///< null: nothing is offloaded, or that is done
+  ActivationOffload* offload;  ///< null: nothing to offload, or done
   std::optional<ProcessGroup> group;
   std::string label;
   variable_list parameters;
   Readings readings;
-  at::Tensor value;  ///< of the first run, until it is given out
+  at::Tensor value;  ///< of the first run, until it is returned
 
  private:
   at::Tensor part_of(const at::Tensor& input) const {
@@ -202,9 +202,9 @@ struct RecomputedCall : torch::CustomClassHolder {
 };
 
 struct Recompute : torch::autograd::Function<Recompute> {
-  /// The parameters are inputs of the node, so that autograd adds up the gradients of all uses of
-  /// each, inside and outside, before it accumulates the sum and tells the parameter's hook.
-  /// `anchor` requires a gradient, so that backward comes here even where nothing else does.
+  /// The parameters are inputs of the node, so that autograd adds up the gradients of all their
+  /// uses, inside and outside, before it accumulates the sum and calls the parameter's hook.
+  /// `anchor` requires a gradient, so that backward comes here even if nothing else does.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& anchor,
                             const c10::intrusive_ptr<RecomputedCall>& call, at::TensorList inputs,
                             at::TensorList parameters) {

@@ -27,7 +27,7 @@ struct TokenLosses {
   /// Sums over this rank's columns -> sums over all: two all-reduces, none in a group of one.
   void add_over_ranks(const kernels::CrossEntropySums& sums) const;
 
-  /// From sums over all ranks: [tokens].
+  /// The losses from sums over all ranks: [tokens].
   at::Tensor of(const kernels::CrossEntropySums& sums, const at::Tensor& labels) const;
 
   /// Computes the gradient of `logits` from that of the losses, into `result`; see

@@ -35,7 +35,7 @@ struct TokenPositions {
   at::Tensor document_positions = {};
   /// A token sees tokens of its own document alone. Null: each sequence is one document.
   std::shared_ptr<const SequenceDocuments> documents = {};
-  /// Those after the last document of a sequence.
+  /// The tokens after the last document of a sequence.
   PaddingTokens padding = {};
   /// Number of the first sequence of the micro-batch among all samples of the run; the others
   /// follow it. Dropout draws the same numbers for the same sample and position on every layout, so

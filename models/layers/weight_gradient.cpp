@@ -18,8 +18,8 @@ namespace {
 
 constexpr int64_t kWidenedTokens = 256;
 
-/// rows^T x of narrow operands, added to an fp32 `matrix`. Libtorch has a product that does so on
-/// CUDA, for which the meta device stands; elsewhere some tokens at a time are widened.
+/// Adds rows^T x of narrow operands to an fp32 `matrix`. Libtorch has a product for this on CUDA,
+/// which the meta device represents; elsewhere a few tokens at a time are widened.
 void add_widened(at::Tensor matrix, const at::Tensor& rows, const at::Tensor& x) {
   if (rows.is_cuda() || (rows.is_meta() && !plans_cpu())) {
     at::addmm_out(matrix, matrix, rows.t(), x, at::kFloat);

@@ -33,13 +33,13 @@ at::Tensor MoELayer::route_and_run(const at::Tensor& hidden, const PaddingTokens
   return dispatcher_->run(hidden.flatten(0, 1), routing, run, meanwhile).view(hidden.sizes());
 }
 
-/// How many tokens a cut of `sequence` over tp needs beside it.
+/// The number of tokens to append to `sequence` so that tp can cut it.
 int64_t MoELayer::missing_tokens(int64_t sequence) const {
   const int64_t ranks = tensor_parallel_.size();
   return is_training() || sequence_parallel_ ? 0 : (ranks - sequence % ranks) % ranks;
 }
 
-/// Of this rank's tokens of `hidden`, with `missing` more behind each sequence.
+/// The padding of this rank's tokens of `hidden`, with `missing` more at the end of each sequence.
 PaddingTokens MoELayer::own_padding(const PaddingTokens& given, int64_t missing,
                                     const at::Tensor& hidden) const {
   PaddingTokens padding = given;

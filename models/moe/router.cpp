@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-/// The chunks of the ranks of tp-cp, in whose order `gathered` has them, by rank in cp and tp.
+/// Reorders `gathered`, which has a chunk for each rank of tp-cp, by rank in cp, then in tp.
 at::Tensor by_place(const at::Tensor& gathered, const ProcessGroup& group, const RankGrids& grids) {
   const RankGroups tp = grids.groups(GroupKind::tp), cp = grids.groups(GroupKind::cp);
   const auto chunks = gathered.chunk(group.size(), 0);
@@ -52,7 +52,7 @@ at::Tensor TopKRouter::with_capacity(const Routing& routing, int64_t batch, int6
   const int64_t experts = routing.probs.size(1);
   const bool pad = config_.moe_pad_expert_input_to_capacity;
   if (group.size() == 1) return limit_to_capacity(routing, most, pad);
-  // What is not chosen is told from a weight of zero by its sign.
+  // The sign tells experts that are not chosen from weights of zero.
   const at::Tensor own = routing.probs.detach().masked_fill(~routing.map, -1.0).contiguous();
   const at::Tensor gathered = at::empty({group.size() * own.size(0), experts}, own.options());
   all_gather(group, gathered, own, "routing weights").wait();

@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-/// What a router adds to the loss. All of it is a loss per token, so that it sums over ranks and
-/// micro-batches as the model's loss does.
+/// The terms that a router adds to the loss. All are losses per token, so that they sum over ranks
+/// and micro-batches as the model's loss does.
 class RouterLosses {
  public:
   RouterLosses(const TransformerConfig& config, const ParallelState& state);

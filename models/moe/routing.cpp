@@ -12,7 +12,7 @@ namespace {
 constexpr double kWeightSteps = 1 << 20;
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
-/// `scores` with those outside of the best groups at minus infinity.
+/// `scores`, with minus infinity outside the best groups.
 at::Tensor within_best_groups(const at::Tensor& scores, const TransformerConfig& config) {
   if (!config.moe_router_num_groups) return scores;
   const int64_t groups = *config.moe_router_num_groups, best = *config.moe_router_group_topk;

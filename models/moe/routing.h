@@ -11,7 +11,7 @@
 /// are [tokens, experts] in fp32, or fp64.
 namespace lockstep {
 
-/// What the host knows about the choices without looking at them.
+/// The numbers that the host knows without reading the choices.
 struct RoutingSizes {
   int64_t pairs;      ///< of a token and an expert that takes it, at most
   int64_t per_token;  ///< experts that take a token at a weight other than 0, at most
@@ -48,8 +48,8 @@ Routing route_tokens(const at::Tensor& logits, const TransformerConfig& config,
 /// Tokens that an expert takes: tokens * topk / experts * factor, rounded up.
 int64_t expert_capacity(int64_t tokens, int64_t topk, int64_t experts, double factor);
 
-/// What is known about limit_to_capacity()'s choices for `tokens` of the tokens that compete, if
-/// `before` is known about all of these.
+/// The sizes after limit_to_capacity() for `tokens` of the tokens that compete, if `before` are
+/// those for all of these.
 RoutingSizes sizes_with_capacity(const RoutingSizes& before, int64_t tokens, int64_t experts,
                                  int64_t capacity, bool pad);
 

@@ -29,7 +29,7 @@ T held(AutogradContext* context) {
   return static_cast<const Held<T>&>(*capsule).value;
 }
 
-/// Two terms are rounded once in any dtype.
+/// A sum of two terms is rounded only once in any dtype.
 at::ScalarType sum_dtype(at::ScalarType dtype, int64_t terms) {
   return terms > 2 && at::isReducedFloatingType(dtype) ? at::kFloat : dtype;
 }
@@ -97,7 +97,7 @@ struct ReorderRows : torch::autograd::Function<ReorderRows> {
   }
 };
 
-/// [rows]: for each row of the transposed list its row in the list.
+/// [rows]: for each row of the transposed list, its row in the list.
 at::Tensor transposed_order(const at::Tensor& blocks, const at::Tensor& row) {
   const at::Tensor sizes = blocks.t().flatten();
   const at::Tensor ends = sizes.cumsum(0);
@@ -115,7 +115,7 @@ RowOrderPtr order_rows(const Routing& routing, int64_t rows) {
   const RoutingSizes sizes = routing.sizes();
   RowOrder order;
   order.chosen = routing.map;
-  const at::Tensor until = routing.map.t().flatten().cumsum(0, at::kLong);  // pairs up to each
+  const at::Tensor until = routing.map.t().flatten().cumsum(0, at::kLong);  // pairs so far
   const at::Tensor pairs = at::searchsorted(until, at::arange(1, rows + 1, options))
                                .clamp_max(std::max<int64_t>(tokens * experts - 1, 0));
   const at::Tensor expert = pairs.floor_divide(std::max<int64_t>(tokens, 1));
@@ -123,7 +123,7 @@ RowOrderPtr order_rows(const Routing& routing, int64_t rows) {
   order.places = order.tokens * experts + expert;
   const at::Tensor row = (until - 1).view({experts, tokens});
   order.of_pair = row.t().contiguous();
-  // An expert's output at weight 0 adds nothing, and gets no gradient.
+  // An expert's output with weight 0 adds nothing and gets no gradient.
   const at::Tensor counted =
       sizes.all_taken ? routing.map : routing.map.logical_and(routing.probs.detach().ne(0));
   const at::Tensor found = std::get<0>(order.of_pair.masked_fill(counted.logical_not(), rows)

@@ -21,7 +21,7 @@ namespace {
 
 using Rows = std::vector<int64_t>;
 
-/// Which slice of the experts each rank of tp-ep has.
+/// The slice of the experts that each rank of tp-ep has.
 class ExpertGrid {
  public:
   ExpertGrid(const ParallelState& state, int64_t num_experts)
@@ -61,33 +61,33 @@ Rows to_rows(const at::Tensor& counts) {
   return {host.const_data_ptr<int64_t>(), host.const_data_ptr<int64_t>() + host.numel()};
 }
 
-/// The host reads it without waiting for a device.
+/// Whether the host can read it without waiting for a device.
 bool is_on_host(const at::Tensor& counts) {
   return counts.is_cpu() || (counts.is_meta() && plans_cpu());
 }
 
 int64_t sum_of(const Rows& rows) { return std::accumulate(rows.begin(), rows.end(), int64_t{0}); }
 
-/// `counts` [experts], on the device and where it knows them on the host.
+/// The groups of `counts` [experts], on the device and, if known, on the host.
 RowGroupsPtr groups_of(const at::Tensor& counts, std::optional<Rows> on_host = {}) {
   return c10::make_intrusive<kernels::RowGroups>(counts.cumsum(0).to(at::kInt), std::move(on_host));
 }
 
-/// Rows for the routing's pairs, as many as can be known without waiting for a device. `counts`:
-/// the pairs of each expert.
+/// The number of rows for the routing's pairs, as far as it is known without waiting for a device.
+/// `counts`: the pairs of each expert.
 int64_t rows_without_waiting(const Routing& routing, const at::Tensor& counts) {
   const RoutingSizes sizes = routing.sizes();
   return is_on_host(counts) && !sizes.all_taken ? sum_of(to_rows(counts)) : sizes.pairs;
 }
 
-/// Who sends how many rows to whom.
+/// How many rows each rank sends to each other rank.
 struct Traffic {
   int64_t rows = 0;                 ///< of this rank's tokens, sorted by expert
   Rows leaving;                     ///< rows to each rank of the group
-  Rows leaving_from;                ///< where they begin among this rank's rows
+  Rows leaving_from;                ///< where those begin among this rank's rows
   Rows arriving;                    ///< rows from each rank
   RowGroupsPtr groups;              ///< of this rank's experts
-  std::optional<BlockOrder> order;  ///< of the rows that arrive, by expert; unset: as they come
+  std::optional<BlockOrder> order;  ///< of arriving rows, by expert; unset: as they arrive
 };
 
 class AllToAllDispatcher : public MoETokenDispatcher {
@@ -228,7 +228,7 @@ class AllGatherDispatcher : public MoETokenDispatcher {
   }
 
  private:
-  /// Of this rank's experts, where each rank's choices have the sizes `each`.
+  /// The sizes for this rank's experts, if each rank's choices have the sizes `each`.
   RoutingSizes sizes_here(const RoutingSizes& each) const {
     return {each.pairs * grid_.ranks(), each.per_token, each.all_taken && !grid_.cuts_experts()};
   }

@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-/// What the experts of a rank do: tokens [rows, hidden], where `groups` says which rows each of its
+/// Runs the experts of a rank: tokens [rows, hidden], where `groups` says which rows each of its
 /// experts has -> the same shape, the rank's term of a sum over etp. Rows of no expert may hold
 /// anything, in backward too.
 using ExpertFunction =

@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* kAuditLabel = "audit";
 
-/// Where one parameter's gradient lies.
+/// The place of one parameter's gradient.
 struct Place {
   size_t model;
   const ParamAndGradBuffer* buffer;
@@ -33,14 +33,14 @@ struct Place {
     return owned.numel() == 0 ? at::empty({0}, buffer->grad_data().options())
                               : buffer->held_grads(owned);
   }
-  /// Of an element of the parameter or of its gradient, whichever has fewer.
+  /// The bytes of an element of the parameter or of its gradient, whichever has fewer.
   int64_t bytes() const {
     const auto grad = static_cast<int64_t>(buffer->grad_data().element_size());
     return std::min(grad, static_cast<int64_t>(param().tensor.element_size()));
   }
 };
 
-/// The range of the parameter that lies in what this rank owns.
+/// The range of the parameter that this rank owns.
 ElementRange owned_range(const ParamAndGradBuffer& buffer, size_t index) {
   const ParamLayout::Slot& slot = buffer.layout().slots[index];
   for (const ElementRange& range : buffer.owned()) {
@@ -59,8 +59,8 @@ std::vector<Place> places_of(const std::vector<DistributedDataParallel*>& models
   return places;
 }
 
-/// By the factor of small gradients and the norm of large ones. The loss scale is a number of its
-/// own, so that one that stays is seen; host and device must agree.
+/// Measures the factor of small gradients and the norm of large ones. The loss scale is a value of
+/// its own, so that a scale that is left in shows; host and device must agree.
 std::string measured_step_text(const OptimizerConfig& config) {
   constexpr double kLossScale = 8;
   OptimizerConfig of_audit = config;
@@ -122,7 +122,7 @@ class ModelAudit {
   }
 
  private:
-  /// Backward of a micro-batch whose gradients are `share` of the markers.
+  /// Runs backward of a micro-batch whose gradients are `share` of the markers.
   void backward(size_t model, const MarkerOf& marker, double share) {
     at::Tensor sum = at::zeros({}, at::TensorOptions(state_.device()).dtype(at::kDouble));
     for (size_t i = 0; i < places_.size(); ++i)
@@ -130,14 +130,14 @@ class ModelAudit {
         sum = sum + (places_[i].param().tensor * (marker(i) * share)).sum().to(at::kDouble);
     const at::Tensor losses = sum.view({1, 1});
     const auto batches = static_cast<double>(std::max<int64_t>(1, model_.num_microbatches));
-    const at::Tensor of_batch = per_token_ ? losses : losses * batches;  // whose mean is averaged
+    const at::Tensor of_batch = per_token_ ? losses : losses * batches;  // its mean is averaged
     if (model_.loss)
       model_.loss(of_batch).backward();
     else
       (per_token_ ? of_batch.sum() : of_batch.mean() / batches).backward();
   }
 
-  /// Half of the markers in the first micro-batch, half in the last.
+  /// Puts half of the markers into the first micro-batch, half into the last.
   void step(const MarkerOf& marker, double tokens) {
     const int64_t last = model_.num_microbatches - 1;
     for (size_t m = 0; m < model_.models.size(); ++m) {
@@ -161,7 +161,7 @@ class ModelAudit {
       finalize_model_grads(model_.models, num_tokens);
   }
 
-  /// Whether the norm goes through what this rank owns of each parameter.
+  /// Whether the norm covers what this rank owns of each parameter.
   std::vector<bool> counted_places() const {
     std::vector<std::pair<const char*, const char*>> pieces;
     for (const auto& of_class :
@@ -224,7 +224,7 @@ class ModelAudit {
     return audited;
   }
 
-  /// By the optimizer's own groups, and by the states that it keeps of each parameter.
+  /// The updates by the optimizer's own groups, and by the states that it keeps for each parameter.
   std::vector<std::string> updates_of_places() const {
     std::vector<std::string> updates(places_.size());
     if (!model_.optimizer) return updates;

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-/// What ranks have of a parameter, by the ranks that have it.
+/// The texts of ranks about a parameter, each with the ranks that have it.
 using Texts = std::map<std::string, std::set<int64_t>>;
 
 /// One parameter of the model, on all ranks.
@@ -24,7 +24,7 @@ struct WholeParameter {
 
 using Whole = std::map<std::string, WholeParameter>;
 
-/// What all ranks have, or what the ranks of each text have.
+/// The text that all ranks have, or each text and its ranks.
 std::string text_of(const Texts& texts) {
   if (texts.size() == 1) return texts.begin()->first;
   std::string all;
@@ -83,7 +83,7 @@ void add(WholeParameter& whole, int64_t rank, const AuditedParameter& param, boo
   whole.tokens[fmt::format("[{}]", fmt::join(param.token_ranks, ", "))].insert(rank);
 }
 
-/// Copies of a tied parameter under the name of the first one.
+/// Lists copies of a tied parameter under the name of the first one.
 Whole whole_of(const AuditReport& report) {
   Whole whole;
   std::map<std::string, std::string> names;
@@ -101,7 +101,7 @@ Whole whole_of(const AuditReport& report) {
   return whole;
 }
 
-/// Whether the norm and the count of zeros have all elements on every rank.
+/// Says whether a count (that of the norm or of zeros) has all elements on every rank.
 Texts counts_of(const AuditReport& report, int64_t AuditedRank::*counted) {
   Texts texts;
   const int64_t all = trained_elements(report);

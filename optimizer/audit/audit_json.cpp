@@ -44,7 +44,7 @@ Json json_of(const AuditedRank& rank) {
           {"parameters", std::move(params)}};
 }
 
-/// The fields of one object, which know where they stand.
+/// The fields of one object, which know their place in the document.
 class Fields {
  public:
   Fields(const Json& json, std::string source, std::string path)
@@ -70,7 +70,7 @@ class Fields {
     for (size_t i = 0; i < field.size(); ++i)
       values.push_back(integer(fmt::format("{}[{}]", place(name), i), field[i], 0));
   }
-  /// Of a list of objects.
+  /// The fields of each object in a list.
   std::vector<Fields> objects(const char* name) const {
     std::vector<Fields> all;
     const Json& field = list(name);

@@ -117,7 +117,7 @@ std::string to_text(const AuditReport& report) {
 int64_t trained_elements(const AuditReport& report) {
   std::map<int64_t, int64_t> held;  // by how often each element is held
   for (const AuditedRank& rank : report.ranks) {
-    std::set<std::string> ties;  // of several copies on a rank the first one counts
+    std::set<std::string> ties;  // only the first of several copies on a rank counts
     for (const AuditedParameter& param : rank.parameters)
       if (param.tie.empty() || ties.insert(param.tie).second)
         held[checked_mul(param.copies, param.replicas, param.name)] += param.last - param.first;

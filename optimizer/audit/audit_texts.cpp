@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-/// How many ranks follow each other along `kind`, `rank` among them.
+/// The number of ranks along `kind`, `rank` among them.
 int64_t ranks_along(const RankGrids& grids, GroupKind kind, int64_t rank) {
   return std::max<int64_t>(1, static_cast<int64_t>(grids.group_of(kind, rank).size()));
 }
@@ -34,7 +34,7 @@ std::string share_text(size_t count, int64_t of, const char* all, const char* no
   return fmt::format("{}/{} of the {}", share.numerator, share.denominator, noun);
 }
 
-/// What the description asks for: how many terms, by which the sum of all of them is divided.
+/// The terms that a description asks for: their number, and the divisor of the sum of all of them.
 struct AskedTerms {
   int64_t number, divisor;
 };

@@ -49,7 +49,7 @@ class LoopAudit {
   }
 
  private:
-  /// Half of the markers in the first micro-batch, half in the last.
+  /// Puts half of the markers into the first micro-batch, half into the last.
   at::Tensor loss(int64_t microbatch, const MarkerOf& marker) const {
     const int64_t last = loop_.num_microbatches - 1;
     double share = last == 0 ? 1 : microbatch == 0 || microbatch == last ? 0.5 : 0;

@@ -33,7 +33,7 @@ DescribedParameter described(const NamedParameter& param, int64_t unit) {
           .unit = unit};
 }
 
-/// Gives the trained parameters of all chunks the numbers of their groups.
+/// Sets the groups' rates and decay of the trained parameters of all chunks.
 void set_group_numbers(const AuditedModel& model, std::vector<DescribedChunk>& chunks) {
   std::vector<NamedParameter> trained;
   for (const torch::nn::Module* const module : model.modules)
@@ -52,8 +52,7 @@ void set_group_numbers(const AuditedModel& model, std::vector<DescribedChunk>& c
     }
 }
 
-/// Whether ranks over which gradients are reduced later hold other lengths beside them, by kind of
-/// replicas.
+/// The kinds of replicas for which ranks over which gradients are reduced later hold other lengths.
 std::vector<GroupKind> unlike_kinds(const DescribedChunk& chunk, const ParallelState& state) {
   std::vector<GroupKind> unlike;
   for (const GroupKind kind : kReplicaKinds) {
@@ -92,7 +91,7 @@ std::vector<DescribedChunk> described_chunks(const AuditedModel& model) {
   return chunks;
 }
 
-/// Chunks of a loop that has no buffers of ours.
+/// The chunks of a loop that has no Lockstep buffers.
 std::vector<DescribedChunk> described_chunks(const AuditedLoop& loop) {
   std::vector<DescribedChunk> chunks(1);
   for (const NamedParameter& param : loop.parameters)
@@ -116,7 +115,7 @@ std::vector<std::multiset<std::string>> ties_of_ranks(const std::vector<Describe
   return ties;
 }
 
-/// Copies on another rank, as this rank describes those that it has too.
+/// The copies on another rank, as far as this rank has and describes them too.
 std::vector<DescribedChunk> tied_copies(const std::vector<DescribedChunk>& own,
                                         const std::multiset<std::string>& names) {
   std::vector<DescribedChunk> copies(1);
@@ -129,7 +128,7 @@ std::vector<DescribedChunk> tied_copies(const std::vector<DescribedChunk>& own,
   return copies;
 }
 
-/// Worked out on each rank of what it has.
+/// Each rank works out the report of what it has.
 AuditReport expected_of_all_ranks(const ParallelState& state,
                                   const std::vector<DescribedChunk>& own, AuditSettings settings,
                                   const std::string& scaling) {

@@ -53,7 +53,7 @@ struct WorkedBucket {
   size_t last_expected;  ///< the position whose gradient backward yields last
 };
 
-/// From descriptions and settings to buffers and buckets.
+/// Derives buffers and buckets from descriptions and settings.
 class WorkedLayout {
  public:
   WorkedLayout(const RankGrids& grids, const AuditSettings& settings)
@@ -80,8 +80,8 @@ class WorkedLayout {
     return buffers;
   }
 
-  /// Buckets whose last gradients come first go first. Without overlap those over the same kind of
-  /// ranks follow each other.
+  /// Buckets whose last gradients come first are launched first. Without overlap, those of the same
+  /// kind of replicas follow each other.
   std::vector<WorkedBucket> launch_order(const std::vector<WorkedBuffer>& buffers) const {
     std::vector<WorkedBucket> buckets;
     for (const WorkedBuffer& buffer : buffers)
@@ -104,7 +104,7 @@ class WorkedLayout {
   }
 
  private:
-  /// A list is one buffer, or where gradients are sharded one for each piece of unit_pieces().
+  /// A list is one buffer or, if gradients are sharded, one for each piece of unit_pieces().
   void cut(const WorkedBuffer& list, const DescribedChunk& chunk,
            std::vector<WorkedBuffer>& buffers) const {
     int64_t numel = 0;
@@ -144,7 +144,7 @@ class WorkedLayout {
   const AuditSettings& settings_;
 };
 
-/// What descriptions mean.
+/// The terms that follow from descriptions.
 class WorkedTerms {
  public:
   WorkedTerms(const ChunksOfRank& chunks, const RankGrids& grids, GradientScalingMode mode)
@@ -172,8 +172,8 @@ class WorkedTerms {
     return ranks;
   }
 
-  /// Of ranks that hold the same elements one counts them: the first one along each axis that does
-  /// not cut the parameter, and on the first stage that has a copy.
+  /// Among ranks that hold the same elements, one counts them: the first along each axis that does
+  /// not cut the parameter, on the first stage that has a copy.
   bool counts(int64_t rank, const ParamDescription& description) const {
     const auto is_first = [&](GroupKind kind) {
       const RankList ranks = grids_.group_of(kind, rank);
@@ -188,8 +188,8 @@ class WorkedTerms {
   }
 
  private:
-  /// What the gradient of this copy is before tied ones are added: after the reduction over the
-  /// replicas and over the first `axes` of the model's axes.
+  /// The gradient of this copy before tied ones are added: after the reduction over the replicas
+  /// and over the first `axes` of the model's axes.
   Terms terms_of_copy(int64_t rank, const ParamDescription& description, size_t axes) {
     Terms terms;
     if (axes == 0) {
@@ -245,7 +245,7 @@ class WorkedAudit {
 
   GradientScalingMode mode() const { return mode_; }
 
-  /// Trained elements of the model, which no rank need be asked for twice.
+  /// The number of trained elements of the model, which needs no rank to be asked twice.
   int64_t elements(const ChunksOfRank& chunks) const {
     std::map<int64_t, int64_t> held;  // by how often each element is held
     for (int64_t rank = 0; rank < grids_.sizes().world_size; ++rank) {
@@ -268,7 +268,7 @@ class WorkedAudit {
 
   AuditedRank of(int64_t rank) {
     AuditedRank result = {.rank = rank};
-    std::set<std::pair<TiedStages, std::string>> seen;  // one copy of a rank counts
+    std::set<std::pair<TiedStages, std::string>> seen;  // only one copy per rank counts
     const std::vector<DescribedChunk> chunks = terms_.chunks_of(rank);
     for (size_t c = 0; c < chunks.size(); ++c) {
       const std::vector<WorkedBuffer> buffers = layout_.buffers_of(chunks[c]);
@@ -340,7 +340,7 @@ class WorkedAudit {
                           text_of(kinds.group), kinds.instances ? text_of(*kinds.instances) : "");
   }
 
-  /// Of several copies of a tied parameter on a rank the first one counts.
+  /// Only the first of several copies of a tied parameter on a rank counts.
   static void drop_later_copies(const DescribedChunk& chunk, AuditedRank& rank, int64_t number,
                                 std::set<std::pair<TiedStages, std::string>>& seen) {
     for (const DescribedParameter& param : chunk.parameters) {

@@ -50,8 +50,8 @@ struct AuditSettings {
 /// The chunks of a rank that have parameters to be trained.
 using ChunksOfRank = std::function<std::vector<DescribedChunk>(int64_t rank)>;
 
-/// For the ranks of `grids` that `ranks` lists; for all if it lists none. From ranks that are not
-/// listed it needs only the tied parameters, unless settings.knows_all_ranks. UsageError: a
+/// The audit of the ranks of `grids` that `ranks` lists; of all if it lists none. From ranks that
+/// are not listed it needs only the tied parameters, unless settings.knows_all_ranks. UsageError: a
 /// parameter that is tied to stages that do not include its rank's stage.
 AuditReport expected_audit(const ChunksOfRank& chunks, const RankGrids& grids,
                            const AuditSettings& settings, const std::vector<int64_t>& ranks = {});
@@ -76,7 +76,7 @@ void set_elements(AuditReport& report);
 /// "gradients x 1 / loss scale, norm at most 0.5": the factor of gradients that are not clipped,
 /// times the loss scale, and the norm of those that are; no norm if optimizer.clip_grad is 0.
 std::string step_text(double factor, double norm, const OptimizerConfig& config);
-/// What that text has to be.
+/// The expected text.
 std::string step_text(const OptimizerConfig& config);
 
 /// See AuditedParameter::update. `step`: step_text().
@@ -90,13 +90,13 @@ void set_effect(AuditedParameter& param, const ParamDescription& description,
 
 GradientScalingMode scaling_mode_of(const DistributedDataParallelConfig& config);
 
-/// In lowest terms. `denominator` is above 0.
+/// The factor in lowest terms. `denominator` is above 0.
 ScalingFactor lowest_terms(int64_t numerator, int64_t denominator);
 
-/// Terms with equal factors together.
+/// Groups terms with equal factors.
 std::vector<AuditTerms> grouped_terms(const std::vector<AuditTerms>& of_single_ranks);
 
-/// In the order of chunks, then of names.
+/// Sorts by chunk, then by name.
 void sort_parameters(AuditedRank& rank);
 
 }  // namespace lockstep

@@ -15,20 +15,20 @@
 namespace lockstep {
 namespace {
 
-/// Between the markers of two ranks that share a round.
+/// The factor between the markers of two ranks that share a round.
 constexpr double kSlot = 1 << 14;
-/// How far from an integer a marker may be: rounding of 16 bits, and in the slots of a round those
-/// below.
+/// How far a marker may be from an integer: rounding to 16 bits and, in the slots of a round, the
+/// slots below.
 constexpr double kRounding = 0.3;
 
-/// Tells parameters apart; copies of one have the same. In 16 bits there is no room for it.
+/// A number that tells parameters apart; copies of one have the same. 16 bits have no room for it.
 double number_of(const MarkedGradient& gradient) {
   if (gradient.bytes < 4) return 1;
   const auto& tie = gradient.param->description.tie;
   return static_cast<double>(1 + 2 * (text_digest(tie ? tie->name : gradient.param->name) % 6));
 }
 
-/// Of all gradients on all ranks.
+/// The fewest bytes of all gradients on all ranks.
 int64_t fewest_bytes(const MarkedLoop& loop) {
   int64_t fewest = 8;
   for (const MarkedGradient& gradient : loop.gradients) fewest = std::min(fewest, gradient.bytes);
@@ -38,8 +38,7 @@ int64_t fewest_bytes(const MarkedLoop& loop) {
   return all.item<int64_t>();
 }
 
-/// The number that all elements of a gradient have which this rank holds; notes where they have
-/// several.
+/// The number that all elements of a gradient on this rank have; notes a problem if they differ.
 std::optional<double> held_number(const MarkedGradient& gradient, MarkerReading& reading) {
   if (!reading.problem.empty()) return {};
   const at::Tensor held = gradient.held();
@@ -57,7 +56,7 @@ std::optional<double> held_number(const MarkedGradient& gradient, MarkerReading&
   return {};
 }
 
-/// The sum of the terms of a gradient, in markers that are 1.
+/// The sum of the terms of a gradient whose markers are 1.
 double sum_of(const MarkerReading& reading) {
   double sum = 0;
   for (const AuditTerms& terms : reading.terms)
@@ -89,7 +88,7 @@ class Measurement {
   }
 
  private:
-  /// Without tokens, so that nothing is divided by them.
+  /// Without tokens, so that nothing is divided by their number.
   void measure_terms(int64_t first) {
     const int64_t slot = loop_.state.rank() - first;
     const double own = slot < 0 || slot >= slots_ ? 0
@@ -103,7 +102,7 @@ class Measurement {
     }
   }
 
-  /// From the slot of the highest rank down.
+  /// Reads from the slot of the highest rank down.
   void read_terms(size_t number, int64_t first, double rest) {
     MarkerReading& reading = readings_[number];
     for (int64_t slot = slots_ - 1; slot >= 0; --slot) {
@@ -123,8 +122,8 @@ class Measurement {
     }
   }
 
-  /// Each rank's tokens are a power of two of its own, beyond 32 bits where fp16 need not hold the
-  /// quotient.
+  /// The number of each rank's tokens is a power of two of its own, beyond 32 bits if fp16 need not
+  /// hold the quotient.
   void measure_tokens(int64_t first) {
     const int64_t own = loop_.state.rank() - first;
     const bool takes_part = own >= 0 && own < token_ranks_;
@@ -155,7 +154,7 @@ class Measurement {
   int64_t parts_;             ///< of a gradient
   int64_t slots_ = 1;         ///< ranks whose markers share a round
   int64_t token_ranks_ = 1;   ///< ranks whose tokens share a round
-  double fewest_tokens_ = 8;  ///< several, so that none counts as 0
+  double fewest_tokens_ = 8;  ///< more than one, so that none counts as 0
   std::vector<MarkerReading> readings_;
 };
 

@@ -23,8 +23,8 @@ inline constexpr int64_t kMarkerResolution = 48;
 struct MarkedGradient {
   const NamedParameter* param;
   int64_t bytes;  ///< of an element, of the narrowest dtype on its way
-  /// What this rank holds of it after a step, a view; no elements: nothing. Undefined: the step has
-  /// left none.
+  /// The part of it that this rank holds after a step, a view; empty if it holds none; undefined if
+  /// the step has left none.
   std::function<at::Tensor()> held;
 };
 

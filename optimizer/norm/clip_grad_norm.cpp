@@ -18,13 +18,13 @@
 namespace lockstep {
 namespace {
 
-/// The ranks that shard parameters, and the gradients that this rank counts of these.
+/// The ranks that shard some parameters, and the gradients of these that this rank counts.
 struct ShardClass {
-  std::optional<ProcessGroup> group;  ///< unset: nothing to put together
+  std::optional<ProcessGroup> group;  ///< unset: nothing to combine
   std::vector<at::Tensor> pieces = {};
 };
 
-/// Whether a parameter counts in the sum over the stages: it does on the first that holds it.
+/// Whether a parameter counts in the sum over the stages: only on the first stage that holds it.
 bool counts_on_this_stage(const MeshParameter& param, const std::vector<std::string>& replicated,
                           const std::optional<DeviceMesh>& pp_mesh) {
   if (!pp_mesh || replicated.empty()) return true;
@@ -36,7 +36,7 @@ bool counts_on_this_stage(const MeshParameter& param, const std::vector<std::str
   return true;
 }
 
-/// A plain parameter counts whole, and on each stage that has it.
+/// A plain parameter counts as a whole, on each stage that has it.
 void refuse_miscounted(const MeshParameter& param, const std::optional<DeviceMesh>& pp_mesh) {
   if (!param.description || param.dtensor) return;
   bool counts_once = !pp_mesh || !param.description->is_on_several_stages();
@@ -52,8 +52,7 @@ void refuse_miscounted(const MeshParameter& param, const std::optional<DeviceMes
 constexpr std::array kGradientTypes = {at::kFloat, at::kDouble,       at::kBFloat16,
                                        at::kHalf,  at::kComplexFloat, at::kComplexDouble};
 
-/// A view of `grad` in which each place in memory occurs once, of a tensor that repeats itself by
-/// being expanded.
+/// A view of `grad` in which each place in memory occurs only once, for a tensor that was expanded.
 at::Tensor without_repetition(at::Tensor grad) {
   for (int64_t dim = 0; dim < grad.dim(); ++dim)
     if (grad.stride(dim) == 0 && grad.size(dim) > 1) grad = grad.narrow(dim, 0, 1);
@@ -78,12 +77,12 @@ void check_gradient(const MeshParameter& param, bool clips) {
                       param.name);
 }
 
-/// Contiguous, with what a lazy conjugation or negation stands for.
+/// Makes it contiguous and applies a lazy conjugation or negation.
 at::Tensor flat_copy_or_view(const at::Tensor& grad) {
   return grad.detach().resolve_conj().resolve_neg().contiguous().view({-1});
 }
 
-/// In an order that follows from the ranks of the groups alone, local parameters last.
+/// The order depends only on the ranks of the groups; local parameters come last.
 std::vector<ShardClass> make_classes(const MeshParameters& parameters,
                                      const std::optional<DeviceMesh>& pp_mesh, bool clips) {
   std::map<RankList, ShardClass> sharded;
@@ -112,7 +111,7 @@ std::vector<ShardClass> make_classes(const MeshParameters& parameters,
   return classes;
 }
 
-/// Over the ranks of each class, in place.
+/// Reduces over the ranks of each class, in place.
 void reduce_classes(const std::vector<ShardClass>& classes, const std::vector<at::Tensor>& of_class,
                     ReduceOp op, const char* label) {
   std::vector<Work> works;
@@ -121,7 +120,7 @@ void reduce_classes(const std::vector<ShardClass>& classes, const std::vector<at
   for (Work& work : works) work.wait();
 }
 
-/// Over the classes of a rank, and then over the stages.
+/// Combines the classes of a rank, then reduces over the stages.
 at::Tensor combine_classes(const std::optional<DeviceMesh>& pp_mesh,
                            const std::vector<at::Tensor>& of_class, ReduceOp op,
                            const char* label) {
@@ -131,8 +130,8 @@ at::Tensor combine_classes(const std::optional<DeviceMesh>& pp_mesh,
   return total;
 }
 
-/// For p = 2 and infinity in one step. Otherwise class by class first, because the ranks of a class
-/// must divide its elements by the same number, and other classes may differ between them.
+/// For p = 2 and infinity in one step; otherwise class by class first, because the ranks of a class
+/// must divide its elements by the same number, while other classes may use another.
 at::Tensor norm_over_meshes(const std::vector<ShardClass>& classes, double p, c10::Device device,
                             const std::optional<DeviceMesh>& pp_mesh) {
   PieceClasses pieces;

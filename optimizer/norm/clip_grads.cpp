@@ -17,8 +17,8 @@ namespace {
 
 using Models = std::vector<DistributedDataParallel*>;
 
-/// For each class 0, or infinity where this rank's copy of a gradient that another rank counts is
-/// not finite: no rank may step then. Undefined where there is no such gradient.
+/// For each class: 0, or infinity if this rank's copy of a gradient that another rank counts is not
+/// finite, so that no rank steps. Undefined if there is no such gradient.
 std::vector<at::Tensor> infinite_elsewhere(const CountedRanges& counted) {
   std::vector<at::Tensor> result;
   for (const std::vector<at::Tensor>& pieces : counted.grads_counted_elsewhere()) {

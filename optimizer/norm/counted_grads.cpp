@@ -32,7 +32,7 @@ class Counter {
   std::set<std::pair<TiedStages, std::string>> seen_;
 };
 
-/// Whether each parameter counts, in the order of registration, in which copies are told apart.
+/// Whether each parameter counts, in the order of registration, which decides among copies.
 std::vector<bool> counted_params(const ParamAndGradBuffer& buffer, Counter& counter) {
   std::vector<bool> counts;
   for (const NamedParameter& param : buffer.params())
@@ -40,7 +40,7 @@ std::vector<bool> counted_params(const ParamAndGradBuffer& buffer, Counter& coun
   return counts;
 }
 
-/// Gives `visit` the ranges of `buffer` whose parameters are `chosen`.
+/// Calls `visit` with the ranges of `buffer` whose parameters are `chosen`.
 template <class Visit>
 void visit_ranges(const ParamAndGradBuffer& buffer, Gaps gaps, const std::vector<bool>& chosen,
                   Visit visit) {
@@ -77,13 +77,13 @@ void check_gradients(const std::vector<DistributedDataParallel*>& models, const 
     detail::StepAccess::require_final_gradients(*model, caller);
 }
 
-/// The groups over which ranks put the classes of gradients together.
+/// The groups over which ranks combine the classes of gradients.
 std::vector<GroupKind> groups_of_classes(const DistributedDataParallel& model) {
   const ParallelState& state = model.parallel_state();
   return norm_groups(state.grids(), state.rank(), model.is_sharded());
 }
 
-/// Gives `visit` each buffer and the list that it belongs to.
+/// Calls `visit` with each buffer and the list that it belongs to.
 template <class List, class Visit>
 void visit_buffers(const std::vector<DistributedDataParallel*>& models, std::vector<List>& classes,
                    Visit visit) {
@@ -108,7 +108,7 @@ CountedRanges::CountedRanges(const std::vector<DistributedDataParallel*>& models
     : models_(models) {
   check_models(models, caller);
   Counter counter(models.front()->parallel_state());
-  size_t first = 0;  // of the buffer's parameters in `chosen`
+  size_t first = 0;  // where the buffer's parameters begin in `chosen`
   using Places = std::pair<std::vector<Place>, std::vector<Place>>;
   std::vector<Places> classes;
   visit_buffers(models, classes, [&](const ParamAndGradBuffer& buffer, Places& places) {
@@ -183,7 +183,7 @@ at::Tensor sum_of_squares(const at::Tensor& flat) {
 }
 
 at::Tensor finite_mark(const at::Tensor& flat) {
-  if (flat.scalar_type() != at::kDouble) return sum_of_squares(flat);  // which cannot overflow
+  if (flat.scalar_type() != at::kDouble) return sum_of_squares(flat);  // this cannot overflow
   if (flat.numel() == 0) return at::zeros({}, flat.options());
   return at::linalg_vector_norm(flat, std::numeric_limits<double>::infinity());
 }

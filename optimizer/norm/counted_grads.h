@@ -13,13 +13,13 @@
 
 namespace lockstep {
 
-/// What to do with the padding between parameters, which is zero.
+/// How to treat the padding between parameters, which is zero.
 enum class Gaps {
   included,  ///< if that saves a piece
   excluded,
 };
 
-/// Where the gradients that a rank holds and counts are stored. Over the ranks, each element of the
+/// The places of the gradients that a rank holds and counts. Over the ranks, each element of the
 /// model is counted once. With the distributed optimizer a rank holds its shard. Of the ranks that
 /// hold the same gradients, the first one counts: tp for dense parameters that are replicated
 /// there, etp and ep for experts, the first stage (and there the first model chunk) for tied

@@ -51,7 +51,7 @@ std::vector<at::Tensor> largest_of_each(const PieceClasses& classes, c10::Device
   return of_class;
 }
 
-/// What elements are divided by before they are raised to a power.
+/// The divisor of the elements before they are raised to a power.
 at::Tensor unit_of(const at::Tensor& most) {
   return at::where(most.gt(0).logical_and(most.isfinite()), most, 1.0);
 }

@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-/// 1 if one of the pieces has an element that is not finite before or after scaling, else 0.
+/// 1 if a piece has an element that is not finite before or after scaling, else 0.
 at::Tensor scale_and_look(const std::vector<at::Tensor>& pieces, double factor,
                           c10::Device device) {
   at::Tensor total = at::zeros({}, at::TensorOptions(device).dtype(at::kDouble));

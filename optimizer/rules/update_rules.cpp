@@ -93,7 +93,7 @@ class MuonRule final : public ConfiguredRule {
   }
 
  private:
-  /// Of the part of the matrix that this tensor-parallel rank holds.
+  /// The direction for the part of the matrix that this tensor-parallel rank holds.
   at::Tensor direction(const NamedParameter& param, const at::Tensor& update) const {
     const auto direction_of = [&](const at::Tensor& whole) {
       try {
@@ -104,7 +104,7 @@ class MuonRule final : public ConfiguredRule {
     };
     const MatrixCut cut(param, parallel_state_);
     if (!cut.is_cut()) return direction_of(update);
-    const int64_t dim = cut.dim() == param.tensor.dim() - 1 ? 1 : 0;  // of `update`
+    const int64_t dim = cut.dim() == param.tensor.dim() - 1 ? 1 : 0;  // dimension of `update`
     return cut.own(direction_of(cut.joined(update, dim)), dim);
   }
 

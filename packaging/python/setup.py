@@ -6,7 +6,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 
 
 class Programs(Distribution):
-    """A distribution for one platform, though it has no extension module."""
+    """A distribution for one platform, although it has no extension module."""
 
     def has_ext_modules(self):
         return True

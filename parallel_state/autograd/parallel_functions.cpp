@@ -18,7 +18,7 @@ using Kind = CollectiveOperation::Kind;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// What one direction of a function does; empty for nothing.
+/// One direction of a function; empty if it does nothing.
 using Map = std::function<at::Tensor(const at::Tensor&, const ProcessGroup&, const Label&)>;
 
 at::Tensor run(const Map& map, const at::Tensor& x, const ProcessGroup& group, const Label& label) {
@@ -26,7 +26,7 @@ at::Tensor run(const Map& map, const at::Tensor& x, const ProcessGroup& group, c
   return map ? map(x.detach(), group, label) : x;
 }
 
-/// What backward needs.
+/// The data that backward needs.
 struct Backward : torch::CustomClassHolder {
   Backward(Map m, ProcessGroup g, SharedLabel l)
       : map(std::move(m)), group(std::move(g)), label(std::move(l)) {}
@@ -99,7 +99,7 @@ Map backward_of_gather(int64_t dim, GradientState gradient) {
   return reduce_and_split(dim, mean ? ReduceOp::average : ReduceOp::sum);
 }
 
-/// `dim` counted from the start.
+/// Checks `dim`; returns it counted from the start.
 int64_t checked_dim(const CollectiveCall& call, const at::Tensor& x, int64_t dim) {
   call.check(dim >= -x.dim() && dim < x.dim(), "found dimension {} of {}, allowed: {} to {}", dim,
              x.sizes(), -x.dim(), x.dim() - 1);

@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-/// What the halves share. `rows` are those under way, in either direction.
+/// The state that both halves share. `rows` are those under way, in either direction.
 struct RowExchange::State : torch::CustomClassHolder {
   State(ProcessGroup g, std::vector<int64_t> output, std::vector<int64_t> input, std::string_view l)
       : group(std::move(g)),
@@ -80,7 +80,7 @@ struct Finish : torch::autograd::Function<Finish> {
                         "there is no second derivative",
                         *state.gradient_label, state.group.to_string());
     state.start_back(grads[0]);
-    // Stands for the gradient under way, which has other rows, in its way through autograd.
+    // A placeholder in autograd for the gradient under way, which has other rows.
     return {grads[0], {}};
   }
 };

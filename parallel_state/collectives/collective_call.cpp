@@ -23,7 +23,7 @@ RecordKind kind_of(const CollectiveOperation& operation) {
 
 bool is_message(RecordKind kind) { return kind == RecordKind::send || kind == RecordKind::receive; }
 
-/// What a call is called, without an entry: a recorded one is entered by each launch.
+/// The identity and label of a call, without an entry: each launch of a recorded call adds one.
 CollectiveLedger::Added identified(const ProcessGroup::State& group,
                                    const CollectiveOperation& operation, std::string_view label,
                                    int64_t numel, std::string_view dtype) {

@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-/// The comparison of one group, under way. Goes around the ledger that it compares.
+/// A comparison of one group that is under way. It bypasses the ledger that it compares.
 class Comparison {
  public:
   explicit Comparison(const ProcessGroup& group) {

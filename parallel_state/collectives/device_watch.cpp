@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kLookInterval{100}, kEndInterval{5};
 
-/// Why one of the parts has failed; nothing where none has.
+/// Why one of the parts has failed; nothing if none has.
 std::optional<std::string> failure_of(const Work::Operation& operation) {
   for (const auto& part : operation.parts)
     if (const auto failure = part->failure()) return failure;

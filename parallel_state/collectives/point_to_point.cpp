@@ -9,7 +9,7 @@ namespace {
 
 using MessageKind = CollectiveOperation::Kind;
 
-/// Of contiguous tensors.
+/// For contiguous tensors.
 bool share_memory(const at::Tensor& a, const at::Tensor& b) {
   const auto begin = [](const at::Tensor& x) {
     return static_cast<const char*>(x.const_data_ptr());

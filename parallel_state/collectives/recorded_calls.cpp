@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-/// A launch on a stream, up to an event behind it.
+/// A launch on a stream, up to an event after it.
 class LaunchPart final : public Pending {
  public:
   explicit LaunchPart(c10::Device device) : launched_(device.type()) {

@@ -27,7 +27,7 @@ Way way_of(const Work::Operation& operation) {
   }
 }
 
-/// Waits in the store for the other members of a communicator that is to be made.
+/// Waits in the store for the other members of a communicator that is about to be made.
 void meet(const Work::Operation& operation, const Way& members) {
   const ProcessGroup::State& group = *operation.group;
   RankList ranks = group.ranks;

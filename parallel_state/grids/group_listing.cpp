@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-/// Collects text and hands it on in large pieces.
+/// Collects text and writes it in large pieces.
 class Writer {
  public:
   explicit Writer(std::ostream& out) : out_(out) { buffer_.reserve(kCapacity); }

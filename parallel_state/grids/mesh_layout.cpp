@@ -33,7 +33,7 @@ void check_axes(const std::vector<int64_t>& shape, const std::vector<std::string
   }
 }
 
-/// Row-major axes. Throws ConfigError if the last of their ranks does not fit into 64 bits.
+/// Makes row-major axes. Throws ConfigError if their last rank does not fit into 64 bits.
 std::vector<MeshDimension> make_axes(const std::vector<int64_t>& shape,
                                      const std::vector<std::string>& names, int64_t rank_offset) {
   check_axes(shape, names);
@@ -62,7 +62,8 @@ bool holds(const std::vector<Wheel>& wheels, const Wheel& wheel) {
   return std::find(wheels.begin(), wheels.end(), wheel) != wheels.end();
 }
 
-/// The distances from the first place to all places that `wheels` reach, the last turning fastest.
+/// The distances from the first place to all places that `wheels` reach; the last wheel turns
+/// fastest.
 std::vector<int64_t> distances(const std::vector<Wheel>& wheels) {
   std::vector<int64_t> result = {0};
   for (const Wheel& wheel : wheels) {
@@ -75,7 +76,7 @@ std::vector<int64_t> distances(const std::vector<Wheel>& wheels) {
   return result;
 }
 
-/// Axes of one grid, slowest first, under the names that they have for parameters of that grid.
+/// The axes of one grid, slowest first, under their names for parameters of that grid.
 MeshLayout grid_layout(const RankGrids& grids, Grid grid) {
   const auto known = grid_axes(grid);
   GridSizes sizes;

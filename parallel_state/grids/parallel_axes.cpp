@@ -89,7 +89,7 @@ constexpr std::optional<MeshAxis> axis_of(const GroupRow& row) {
   return std::nullopt;
 }
 
-/// By the number of the axis; found when this is compiled.
+/// The kind of group along each axis, by axis number; computed at compile time.
 constexpr auto kKindAlong = [] {
   std::array<std::optional<GroupKind>, std::size(kDenseAxes) + std::size(kExpertAxes)> kinds;
   for (const GroupRow& row : kGroups)

@@ -12,7 +12,7 @@ void check_size(const char* name, int64_t size) {
   require<ConfigError>(size >= 1, "{}: found {}, allowed: >= 1", name, size);
 }
 
-/// The axis of the data-parallel ranks has what the others leave of the world.
+/// The data-parallel axis gets the ranks that the others leave of the world.
 GridSizes sizes_of(Grid grid, const ParallelSizes& s) {
   GridSizes sizes;
   std::vector<std::string> factors;

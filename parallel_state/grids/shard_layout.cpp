@@ -16,7 +16,7 @@ std::vector<size_t> outer_cuts(const std::vector<Placement>& placements, size_t 
   return cuts;
 }
 
-/// What `axis` can become while the axes on its left are still as in `from`.
+/// The placement that `axis` can take while the axes to its left are still as in `from`.
 Placement reachable(const std::vector<Placement>& from, const std::vector<Placement>& to,
                     size_t axis) {
   const auto* shard = std::get_if<Shard>(&to[axis]);

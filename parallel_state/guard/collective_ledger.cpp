@@ -12,7 +12,7 @@ namespace {
 
 constexpr char kFieldEnd = '\x1f', kEntryEnd = '\n';
 
-/// The end of the text counts too.
+/// The end of the text is mixed in too.
 uint64_t mix(uint64_t hash, std::string_view text) {
   return digest_with(text_digest(text, hash), 0);
 }
@@ -63,7 +63,7 @@ void take_number(int64_t number, Take take) {
   take(std::string_view(digits, std::to_chars(digits, std::end(digits), number).ptr));
 }
 
-/// Calls take() with each part of the text of `operation`, in order; a factor of 1 has none.
+/// Calls take() with each part of the text of `operation`, in order. A factor of 1 is left out.
 template <class Take>
 void for_each_part(const CollectiveOperation& operation, Take take) {
   take(std::string_view(name_of(operation.kind)));
@@ -133,7 +133,7 @@ std::string describe_absence(const RankAccount& account) {
   return text;
 }
 
-/// All ranks at one operation.
+/// Describes all ranks at one operation.
 std::string describe(const std::vector<RankAccount>& accounts, int64_t sequence) {
   std::vector<std::string> parts;
   for (const RankAccount& account : accounts) {

@@ -10,7 +10,7 @@
 #include "lockstep/parallel_state/collective_operation.h"
 #include "lockstep/parallel_state/label_table.h"
 
-/// What one rank did in one group, kept so that ranks can be compared.
+/// A record of what one rank did in one group, so that ranks can be compared.
 namespace lockstep {
 
 /// One collective of a rank, in words.
@@ -83,7 +83,7 @@ uint64_t identity_of_call(const CollectiveOperation& operation, std::string_view
 uint64_t identity_of_call(std::string_view operation, std::string_view label, int64_t numel,
                           std::string_view dtype);
 
-/// What a rank of a group reported about itself.
+/// The report of a rank of a group about itself.
 struct RankAccount {
   int64_t rank = 0;                      ///< in the world
   bool answered = false;                 ///< it reported anything

@@ -21,7 +21,7 @@ std::string ledger_key(const std::string& name, int64_t rank) {
 
 std::string rank_key(int64_t rank) { return fmt::format("doing/{}", rank); }
 
-/// Messages are in no ledger; that their other end has ended tells enough.
+/// Messages are in no ledger; it is enough to say that their other end has ended.
 std::string ended_among(const std::vector<RankAccount>& accounts) {
   for (const RankAccount& account : accounts)
     if (account.elsewhere == kHasEnded) return fmt::format("rank {} {}", account.rank, kHasEnded);
@@ -91,8 +91,8 @@ DesyncGuard::Explanation DesyncGuard::explained_by(const Failure& posted) {
           .failed = ""};
 }
 
-/// A launcher's store may be silent while all ranks live. Where some of this host do not, these
-/// come first; else it is the host of the store that does not answer.
+/// A launcher's store may be silent while all ranks live. If ranks on this host have ended, they
+/// are named first; otherwise the host of the store, which does not answer.
 DesyncGuard::Explanation DesyncGuard::without_store(const std::string& reason) const {
   const std::string server = board_->lost_server().value_or("");
   const std::string here = board_->rank_serves() ? "" : board_->find_lost_here().text();

@@ -225,7 +225,7 @@ void FailureBoard::remember_processes() {
   if (!awaits_marks()) return;
   std::vector<std::string> keys;
   for (int64_t rank = 0; rank < world_size_; ++rank) keys.push_back(process_key(rank));
-  if (!store_->check(keys)) return;  // not all have come yet
+  if (!store_->check(keys)) return;  // not all have arrived yet
   const auto marks = store_->multiGet(keys);
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& mark : marks) marks_.emplace_back(mark.begin(), mark.end());
@@ -241,7 +241,7 @@ void FailureBoard::look() {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (failure && failure->rank != rank_) found_ = failure;
   } catch (const std::exception&) {
-    // lost_server() tells.
+    // lost_server() reports it.
   }
 }
 
@@ -254,7 +254,7 @@ void FailureBoard::look_out() {
     if (posted_ || found_)
       for (std::function<void()>& abort : watched_)
         if (abort) std::exchange(abort, nullptr)();
-    // Until the marks of all processes are known: without the store nobody could ask for them.
+    // Short until all processes' marks are known: without the store nobody could ask for them.
     const auto pause = awaits_marks() ? std::min(period_, kMarkPause) : period_;
     if (wake_.wait_for(lock, pause, [&] { return ended_; })) return;
   }

@@ -21,7 +21,7 @@ namespace lockstep {
 
 class StoreClient;
 
-/// What a rank has posted.
+/// A failure that a rank has posted.
 struct Failure {
   int64_t rank = 0;     ///< the rank that posted it
   std::string culprit;  ///< "rank 1 has gone"; empty if no rank is lost

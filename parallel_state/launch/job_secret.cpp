@@ -14,7 +14,7 @@ constexpr char kSecret[] = "LOCKSTEP_SECRET", kSecretFile[] = "LOCKSTEP_SECRET_F
 constexpr int64_t kLongestFile = 1 << 16;  // bytes
 constexpr size_t kRandomBytes = 32;
 
-/// The mode is that of the file which is read, whatever stands under its name meanwhile.
+/// Checks the mode of the open file, whatever its name refers to meanwhile.
 void check_that_only_its_owner_can_use(const InputFile& file) {
   struct stat status = {};
   constexpr mode_t kOfOthers = S_IRWXG | S_IRWXO;
@@ -46,7 +46,7 @@ void put_into_environment(const std::string& path) {
     if (secret.find('\0') != std::string::npos) return;
     ::setenv(kSecret, secret.c_str(), /*overwrite=*/1);
     ::unsetenv(kSecretFile);
-  } catch (const ConfigError&) {  // the ranks tell
+  } catch (const ConfigError&) {  // the ranks report it
   }
 }
 

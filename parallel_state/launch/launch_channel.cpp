@@ -22,7 +22,7 @@ constexpr char kTimeout[] = "timeout", kWaits[] = "waits", kOver[] = "over", kRo
                kEnd[] = "end";
 constexpr size_t kLongest = 1 << 16;  // bytes
 
-/// The first line, and what follows it.
+/// The first line, and the text after it.
 std::pair<std::string, std::string> split(const std::string& text) {
   const size_t end = text.find('\n');
   if (end == std::string::npos) return {text, ""};

@@ -25,7 +25,7 @@ inline constexpr char kSpareVariable[] = "LOCKSTEP_SPARE_OF";
 /// Environment variables and their values.
 using VariableList = std::vector<std::pair<std::string, std::string>>;
 
-/// What a rank that waits for the next round reports.
+/// The report of a rank that waits for the next round.
 struct WaitingRank {
   /// World sizes that its configuration fits, the largest first.
   std::vector<int64_t> world_sizes;
@@ -33,7 +33,7 @@ struct WaitingRank {
   std::string copies = {};  ///< what it has in memory, as written by format_held_copies()
 };
 
-/// What the launcher answers.
+/// The launcher's answer.
 struct LaunchOrder {
   VariableList round;         ///< of the next round, overriding those of the environment
   std::optional<int> status;  ///< instead of a round: the rank is to exit with it
@@ -100,7 +100,7 @@ class RankChannel {
   void tell_round_is_over(const std::string& reason) const;
   void give(const LaunchOrder& order) const;
 
-  /// What a rank has reported: a timeout with a folder, or that it waits.
+  /// A report of a rank: a timeout with a folder, or that it waits.
   struct Word {
     std::optional<std::chrono::milliseconds> timeout;
     std::string folder = {};

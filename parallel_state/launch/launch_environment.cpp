@@ -55,7 +55,7 @@ bool is_loopback(const std::string& address) {
   return address == "localhost" || address == "::1" || address.starts_with("127.");
 }
 
-/// Rank, sizes and local ranks under the names of one launcher.
+/// Reads rank, sizes and local ranks under the names of one launcher.
 LaunchEnvironment read_ranks(const Variables& variables, Launcher launcher, const char* rank,
                              const char* world_size, const char* local_rank,
                              const char* local_world_size) {
@@ -68,7 +68,7 @@ LaunchEnvironment read_ranks(const Variables& variables, Launcher launcher, cons
   return env;
 }
 
-/// A port that all ranks of a run derive alike from its name.
+/// A port that all ranks of a run derive in the same way from its name.
 int port_of_run(const std::string& run_id) {
   return 20000 + static_cast<int>(text_digest(run_id) % 20000);
 }

@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// Who started this process.
+/// The program that started this process.
 enum class Launcher { none, torchrun, slurm, open_mpi };
 
 /// "single process", "torchrun", "Slurm", "Open MPI"

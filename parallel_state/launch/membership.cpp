@@ -24,12 +24,12 @@ constexpr char kGivenBack[] = "given back";
 constexpr char kConnecting[] = "connecting";
 constexpr char kConfig = 'C', kCommunication = 'X', kMissing = 'M';
 
-/// What a rank that waits for a verdict grants the one that writes it.
+/// The time that a rank waiting for a verdict gives the rank that writes it.
 constexpr milliseconds kGrace{3000};
 
 std::string claim_key(int64_t rank) { return fmt::format("claim/{}", rank); }
 
-/// Tells claims of one process apart too, which holds several ranks in tests.
+/// Also tells the claims of one process apart, which holds several ranks in tests.
 std::string unique_token() {
   std::random_device random;
   return fmt::format("{} {:08x}{:08x}", process_name(), random(), random());
@@ -57,7 +57,7 @@ std::vector<AnnouncedField> decode_fields(const std::string& text) {
   return fields;
 }
 
-/// " (run id 'today')"; nothing where the run has none.
+/// " (run id 'today')"; empty if the run has none.
 std::string in_words(const std::string& run_id) {
   return run_id.empty() ? "" : fmt::format(" (run id '{}')", run_id);
 }
@@ -162,7 +162,7 @@ void Membership::compare_fields() {
   obey(keys_->get_to_str("verdict"));
 }
 
-/// A rank whose time is over says for all which ranks are missing.
+/// The first rank to time out says for all ranks which ones are missing.
 void Membership::wait_for(const char* key) {
   RankList gone;
   std::optional<std::string> told;
@@ -201,14 +201,14 @@ std::string Membership::missing_ranks(const RankList& gone) const {
                      strangers());
 }
 
-/// Ranks that are missing may be among them.
+/// The refused connections: missing ranks may be among them.
 std::string Membership::strangers() const {
   const std::string key = ClosedStore::kRefusedConnections;
   return whole_->check({key}) ? "; " + refused_connections(std::stoll(whole_->get_to_str(key)))
                               : "";
 }
 
-/// The first verdict stays. Wakes those that wait for rank 0's fields.
+/// The first verdict stays. Wakes ranks that wait for rank 0's fields.
 std::string Membership::post(char kind, const std::string& message) {
   const std::string verdict = keys_->compareSet("verdict", "", kind + message);
   keys_->compareSet("fields", "", kRefused);
@@ -223,8 +223,8 @@ void Membership::obey(const std::string& verdict) {
   throw CommunicationError(message);
 }
 
-/// Ranks that are yet to come learn of a refusal too. One that has been connecting has the whole
-/// bound from then on, to read what has failed.
+/// Ranks that are yet to come learn of a refusal too. While a rank is connecting, the whole bound
+/// starts again, so that it can read what has failed.
 void Membership::wait_for_check_outs() {
   constexpr milliseconds kAfterSuccess{5000}, kAfterFailure{2000}, kAfterRefusal{10000}, kPause{5};
   const auto start = Clock::now();
@@ -240,7 +240,7 @@ void Membership::wait_for_check_outs() {
   }
 }
 
-/// That have not checked out and may still do so.
+/// The members that have not checked out and may still do so.
 int64_t Membership::num_absent_members() const {
   const int64_t members = incomplete_ ? keys_->add("members", 0) : spec_.world_size;
   const int64_t absent = members - keys_->add("left", 0);
@@ -257,7 +257,7 @@ Connecting::~Connecting() {
   try {
     if (store_) store_->add(kConnecting, -1);
   } catch (const std::exception&) {
-    // The store has gone, so nobody waits for that.
+    // The store is gone, so nobody waits for this.
   }
 }
 

@@ -18,7 +18,7 @@
 
 namespace lockstep {
 
-/// What a rank says about itself when it joins a run.
+/// A rank's description of itself when it joins a run.
 struct MembershipSpec {
   std::string run_id;
   int64_t rank = 0;
@@ -28,7 +28,7 @@ struct MembershipSpec {
   bool serves_store = false;  ///< the store ends with this process
   /// Called repeatedly: returns why not all ranks will come. May be empty.
   std::function<std::optional<std::string>()> obstacle = {};
-  /// What the ranks prove to each other that they know when they meet; null: nothing.
+  /// The secret that the ranks prove to each other when they meet; null: none.
   std::shared_ptr<const Secret> secret = {};
 };
 

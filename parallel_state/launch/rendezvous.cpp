@@ -42,8 +42,8 @@ StorePtr client_of(const LaunchEnvironment& environment, milliseconds timeout, S
   return c10::make_intrusive<StoreClient>(std::move(address), timeout, std::move(served));
 }
 
-/// " (Slurm)". Nothing where RANK and WORLD_SIZE are set: without an agent's store nothing tells
-/// whether torchrun has set them.
+/// " (Slurm)". Empty if RANK and WORLD_SIZE are set: without an agent's store nothing shows whether
+/// torchrun has set them.
 std::string launcher_of(const LaunchEnvironment& environment) {
   if (environment.launcher == Launcher::torchrun && !environment.agent_serves_store) return "";
   return fmt::format(" ({})", to_string(environment.launcher));
@@ -61,7 +61,7 @@ std::string launcher_of(const LaunchEnvironment& environment) {
                            environment.rank, launcher_of(environment));
 }
 
-/// An open store of libtorch's.
+/// One of libtorch's stores, which is open to all.
 std::shared_ptr<void> open_store(const LaunchEnvironment& environment, milliseconds timeout,
                                  int bound) {
   c10d::TCPStoreOptions options;
@@ -74,7 +74,7 @@ std::shared_ptr<void> open_store(const LaunchEnvironment& environment, milliseco
       c10::make_intrusive<c10d::TCPStore>(environment.store_address(), options));
 }
 
-/// Tells at its end whom it has refused.
+/// Reports at its end how many connections it has refused.
 std::shared_ptr<void> closed_store(const LaunchEnvironment& environment, SecretPtr secret,
                                    int bound) {
   // Each rank has two connections, and all ranks may come at once.
@@ -105,8 +105,9 @@ StorePtr serve(const LaunchEnvironment& environment, const MembershipSpec& spec)
   }
 }
 
-/// libtorch's client waits for ever for the first answer of a server that is no store, and writes
-/// stacks of frames to standard error where it has to try again. So this asks first, in its words.
+/// libtorch's client waits forever for the first answer of a server that is no store, and prints
+/// stack traces to standard error when it has to try again. So this asks first, in the same
+/// protocol.
 std::string wait_for_open_store(const LaunchEnvironment& environment, Clock::time_point deadline,
                                 const std::function<bool()>& give_up,
                                 const std::function<void(const std::string&)>& other_answer = {}) {
@@ -161,8 +162,8 @@ void check_run_id(const LaunchEnvironment& environment, c10d::Store& store,
                               served, environment.rank, environment.run_id));
 }
 
-/// The launcher's store is open to all, so that a secret proves there only that the ranks have the
-/// same: signed is a challenge of whichever rank came first.
+/// The launcher's store is open to all, so there a secret proves only that all ranks have the same
+/// one: they sign a challenge of whichever rank came first.
 AnnouncedField secret_field(const LaunchEnvironment& environment, c10d::Store& store,
                             const Secret& secret) {
   const std::string key = fmt::format("lockstep secret challenge/{}", environment.run_id);
@@ -170,7 +171,7 @@ AnnouncedField secret_field(const LaunchEnvironment& environment, c10d::Store& s
   return {"LOCKSTEP_SECRET", "signed as " + in_hex(secret.sign("lockstep ranks", challenge))};
 }
 
-/// The store of a run that this rank has left may stand for a moment yet; the next one is another.
+/// The store of a run that this rank has left may remain for a moment; the next run has another.
 std::unique_ptr<Membership> join_served_by_rank_0(const LaunchEnvironment& environment,
                                                   const MembershipSpec& spec,
                                                   Clock::time_point deadline) {

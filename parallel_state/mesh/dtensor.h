@@ -59,7 +59,8 @@ class DTensor {
   const std::vector<int64_t>& shape() const { return shape_; }
   int64_t ndim() const { return static_cast<int64_t>(shape_.size()); }
   at::ScalarType dtype() const { return local_.scalar_type(); }
-  /// Where the local part begins in the whole tensor; if it is empty, the end of the dimension.
+  /// The position in the whole tensor at which the local part begins; if it is empty, the end of
+  /// the dimension.
   std::vector<int64_t> local_offset() const;
 
   /// "DTensor [5, 3] Double (Shard(0), Replicate) on dp=2 x tp=2"

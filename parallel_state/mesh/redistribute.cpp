@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-/// A change of placement under way.
+/// A change of placement that is under way.
 struct Change {
   const at::Tensor& local;
   const ProcessGroup& group;
@@ -21,14 +21,14 @@ struct Change {
   Chunk mine(int64_t length) const { return chunk(length, group.rank()); }
 };
 
-/// Shape of `tensor` with another size of `dim`.
+/// The shape of `tensor` with another size of `dim`.
 std::vector<int64_t> resized(const at::Tensor& tensor, int64_t dim, int64_t size) {
   std::vector<int64_t> shape = tensor.sizes().vec();
   shape[static_cast<size_t>(dim)] = size;
   return shape;
 }
 
-/// Shape of one chunk of `shape` for each rank: [ranks, shape].
+/// The shape of a chunk of `shape` for each rank: [ranks, shape].
 std::vector<int64_t> for_all_ranks(const Change& change, std::vector<int64_t> shape) {
   shape.insert(shape.begin(), change.count());
   return shape;
@@ -93,7 +93,7 @@ at::Tensor exchange(const Change& change, int64_t from_dim, int64_t length, int6
   const at::Tensor output = at::empty({received}, change.local.options());
   const bool even = length % change.count() == 0 && to_length % change.count() == 0;
   if (c10::multiply_integers(resized(change.local, from_dim, length)) == 0) {
-    // Nothing on any rank.
+    // No rank has elements.
   } else if (even) {
     all_to_all(change.group, output, input, change.label).wait();
   } else {

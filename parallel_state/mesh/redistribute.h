@@ -15,7 +15,7 @@ namespace lockstep {
 /// separate tensor. Nothing is sent.
 at::Tensor cut_chunk(const at::Tensor& tensor, int64_t dim, int64_t count, int64_t index);
 
-/// What `local` becomes when its placement along the axis of `group` changes from Partial or Shard.
+/// `local` after its placement along the axis of `group` has changed from Partial or Shard.
 /// `length` is the size of the dimension of a Shard `from` over all ranks of the group. Takes at
 /// most one collective: Partial to Replicate an all-reduce, Partial to Shard a reduce-scatter,
 /// Shard to Replicate an all-gather, Shard to another Shard an all-to-all. Does not change `local`.

@@ -18,7 +18,7 @@ int64_t position_in(const RankList& ranks, int64_t rank) {
   return found == ranks.end() ? -1 : found - ranks.begin();
 }
 
-/// Which groups of `program` messages or exchanges travel in.
+/// Which groups of `program` carry messages or exchanges.
 std::vector<bool> groups_with_messages(const RankProgram& program) {
   std::vector<bool> result(program.groups.size());
   for (const ProgramCall& call : program.calls)
@@ -37,7 +37,7 @@ int64_t JobProgram::num_operations() const {
   return sum;
 }
 
-/// Finds the group of a rank that corresponds to that of the rank which was recorded.
+/// Finds the group of a rank that corresponds to a group of the recorded rank.
 class JobGroups::Finder {
  public:
   explicit Finder(const JobProgram& job) : job_(job) {
@@ -83,7 +83,7 @@ class JobGroups::Finder {
     return {};
   }
 
-  /// Equal only for equal lists; nothing where the list has to be looked at.
+  /// Equal only for equal lists; unset if the list itself must be compared.
   std::optional<uint64_t> key(int64_t rank, uint32_t program, uint32_t group) const {
     const Rule& rule = rules_.at(program)[group];
     if (rule.way == Rule::Way::world) return 0;
@@ -163,7 +163,7 @@ const RankList& JobGroups::ranks_of(int64_t rank, uint32_t group) const {
 
 void JobGroups::find_instances(const JobProgram& job) {
   const Finder finder(job);
-  std::map<std::string, uint32_t> numbers;  // of what communicators are distinguished by
+  std::map<std::string, uint32_t> numbers;  // by ProgramGroup::apart
   std::map<std::pair<uint32_t, uint64_t>, uint32_t> by_key;
   std::unordered_map<uint64_t, std::vector<uint32_t>> by_list;
   std::vector<uint32_t> apart_of;

@@ -12,8 +12,8 @@
 /// The programs of all ranks of a job. Needs no libtorch.
 namespace lockstep {
 
-/// What the ranks of a job do. Ranks that do the same share a program, which was recorded on one of
-/// them.
+/// The programs of the ranks of a job. Ranks that do the same share one, which was recorded on one
+/// of them.
 struct JobProgram {
   std::vector<RankProgram> programs;
   std::vector<uint32_t> program_of;  ///< of each rank of the world
@@ -48,7 +48,7 @@ class JobGroups {
     uint32_t group = 0;  ///< in the program of the class
     auto operator<=>(const Member&) const = default;
   };
-  /// Communicators whose members are alike.
+  /// Communicators with equivalent members.
   struct Orbit {
     RankList ranks;                      ///< of one of them
     std::vector<Member> members;         ///< each once

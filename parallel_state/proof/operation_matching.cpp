@@ -10,7 +10,7 @@ namespace {
 using OperationKind = CollectiveOperation::Kind;
 using Calls = std::vector<uint32_t>;
 
-/// What the ranks of a group must have in common in a collective, beside positions.
+/// The data that the ranks of a group must agree on in a collective, apart from positions.
 bool same_data(const ProgramCall& a, const ProgramCall& b) {
   const bool counted = a.numel >= 0 && b.numel >= 0;
   return a.label == b.label && a.dtype == b.dtype && (!counted || a.numel == b.numel);
@@ -54,7 +54,7 @@ class Matching {
     return calls_[program_index(member)].collectives[member.group];
   }
 
-  /// A rank of the orbit's group that is such a member.
+  /// A rank of the orbit's group of this member's class.
   int64_t rank_of(const JobGroups::Orbit& orbit, const JobGroups::Member& member) const {
     for (const int64_t rank : orbit.ranks)
       if (groups_.class_of(rank) == member.rank_class) return rank;
@@ -81,7 +81,7 @@ class Matching {
   }
 
   std::optional<OrderVerdict> in_group(const JobGroups::Orbit& orbit) const {
-    // What most members do is taken for right.
+    // What most members do is taken to be right.
     std::optional<std::pair<size_t, std::pair<size_t, size_t>>> first;  // place, members
     for (size_t m = 1; m < orbit.members.size(); ++m) {
       const auto place = difference(orbit.members[0], orbit.members[m]);
@@ -116,12 +116,12 @@ class Matching {
     return std::nullopt;
   }
 
-  /// Each exchange that sends to a position must be received there.
+  /// Each exchange that sends to a position must be matched by a receive there.
   std::optional<OrderVerdict> exchanges(const JobGroups::Orbit& orbit) const {
     const auto& places = orbit.by_position;
     const auto size = static_cast<int64_t>(places.size());
     if (size == 0) return std::nullopt;
-    // Ranks that share a program have its ends relative to their own position.
+    // Recorded ends are relative to the position of each rank that shares the program.
     const auto end = [&](int64_t position, int64_t recorded) {
       const int64_t own = program(at(orbit, position)).groups[at(orbit, position).group].position;
       return ((position + recorded - own) % size + size) % size;

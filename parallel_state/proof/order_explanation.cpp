@@ -1,4 +1,4 @@
-// Who waits for whom where a job does not finish.
+// Explains which rank waits for which if a job does not finish.
 
 #include <algorithm>
 
@@ -12,7 +12,7 @@ std::string OrderSimulation::call_text(const Run& run, const ProgramCall& call) 
   return describe(job_, groups_, rank_of(run), call);
 }
 
-/// The operation that the rank is at: the one given, or what it has to be done first.
+/// The operation at which the rank is: the given one, or one that must be done first.
 OrderSimulation::Place OrderSimulation::place_of_operation(const Run& run, uint32_t number) const {
   for (;;) {
     const Operation& operation = run.operations[number];
@@ -31,7 +31,7 @@ OrderSimulation::Place OrderSimulation::place_of_operation(const Run& run, uint3
   }
 }
 
-/// Where the rank stands; nothing where it has done all.
+/// The place that the rank has reached; unset if it has done everything.
 std::optional<OrderSimulation::Place> OrderSimulation::place_of(Run& run) {
   if (run.finished()) {
     for (uint32_t number = 0; number < run.operations.size(); ++number)
@@ -92,7 +92,7 @@ OrderVerdict OrderSimulation::explain() {
     const auto before = std::find_if(
         path.begin(), path.end(), [&](const auto& step) { return step.first == run->rank_class; });
     if (before != path.end()) {
-      path.erase(path.begin(), before);  // what leads to the circle is not of it
+      path.erase(path.begin(), before);  // the way to the circle is no part of it
       break;
     }
     path.emplace_back(run->rank_class,

@@ -42,7 +42,7 @@ uint32_t OrderSimulation::group_meeting(const Run& run, char kind, uint32_t grou
                  orbit.rank_classes);
 }
 
-/// Of a message in its direction; a pair has one for both.
+/// The meeting of a message, by direction; a pair has one for both directions.
 uint32_t OrderSimulation::message_meeting(const Run& run, char kind, const ProgramCall& call,
                                           uint32_t number) {
   const uint32_t index = groups_.classes()[run.rank_class].orbits[call.group];
@@ -107,7 +107,7 @@ void OrderSimulation::advance(Run& run) {
   }
 }
 
-/// Whether the host may go on.
+/// Returns whether the host may go on.
 bool OrderSimulation::hold(Run& run, uint32_t index) {
   if (!run.held) {
     run.held = true;
@@ -129,7 +129,7 @@ bool OrderSimulation::step_host(Run& run) {
     case EventKind::pair: {
       if (rules_ == Rules::gloo) break;
       const ProgramCall& call = run.program->calls[event.value];
-      // A pair that is connected costs nothing.
+      // A pair that is already connected does not wait.
       if (run.used.contains({call.group, call.operation.position, true}) &&
           run.used.contains({call.group, call.operation.position, false}))
         break;
@@ -161,7 +161,7 @@ bool OrderSimulation::step_host(Run& run) {
   return passes;
 }
 
-/// What holds up the host where a communicator or a direction is used for the first time.
+/// The meeting that blocks the host at the first use of a communicator or a direction.
 std::optional<uint32_t> OrderSimulation::first_use(Run& run, const ProgramCall& call) {
   if (!call.is_message()) {
     if (run.used.contains({call.group, -1, false})) return std::nullopt;
@@ -183,7 +183,7 @@ bool OrderSimulation::start(Run& run) {
   }
   ++run.started;
   operation.waits_before = static_cast<uint32_t>(run.waits.size());
-  // Host messages of the two directions are apart: by a number that is no position.
+  // Host messages of the two directions are kept apart by a number that is no position.
   const int64_t stream = operation.streamed || !sends(call) ? peer : -2 - peer;
   run.streams[{call.group * 2 + (operation.streamed ? 1 : 0), stream}].push_back(number);
   if (operation.chained) run.chain.push_back(number);

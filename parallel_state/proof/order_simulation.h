@@ -24,7 +24,7 @@ class OrderSimulation {
 
   OrderSimulation(const JobProgram& job, const JobGroups& groups, Rules rules);
 
-  /// Where ranks wait for each other; nothing if all finish.
+  /// The places where ranks wait for each other; nothing if all finish.
   std::optional<OrderVerdict> run();
 
  private:

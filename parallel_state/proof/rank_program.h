@@ -9,7 +9,7 @@
 #include "lockstep/parallel_state/collective_operation.h"
 #include "lockstep/parallel_state/rank_generator.h"
 
-/// What a rank communicates, as data. Needs no libtorch.
+/// The communication of a rank, as data. Needs no libtorch.
 namespace lockstep {
 
 /// A communicator that a rank uses.

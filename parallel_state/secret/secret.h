@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// What only the ranks of a job know. Nothing returns or prints it.
+/// A secret that only the ranks of a job know. Nothing returns or prints it.
 class Secret {
  public:
   static constexpr size_t kLeastBytes = 16;

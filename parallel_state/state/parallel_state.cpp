@@ -30,7 +30,7 @@
 namespace lockstep {
 namespace {
 
-/// c10d's own watchdog names nobody. It comes after DeviceWatch.
+/// c10d's own watchdog names no rank, so it acts only after DeviceWatch.
 constexpr std::chrono::seconds kWatchdogDelay(60);
 
 /// The backend of tensors on options.device.
@@ -47,7 +47,7 @@ c10::intrusive_ptr<c10d::Backend> device_backend(const BackendSpec& spec,
   return make_nccl_backend(patient);
 }
 
-/// The c10d group behind `spec`: Gloo for host data always, the device's backend beside it.
+/// The c10d group behind `spec`: always Gloo for host data, plus the device's backend.
 c10::intrusive_ptr<c10d::ProcessGroup> connect(const BackendSpec& spec,
                                                const ParallelStateOptions& options) {
   using Type = c10d::ProcessGroup::BackendType;
@@ -67,8 +67,8 @@ c10::intrusive_ptr<c10d::ProcessGroup> connect(const BackendSpec& spec,
   return group;
 }
 
-/// Gloo writes to the socket of a peer that has died. The signal would end the process without a
-/// word; ignored, the write fails and becomes a CommunicationError.
+/// Gloo writes to the socket of a peer that has died. The signal would end the process silently; if
+/// it is ignored, the write fails and becomes a CommunicationError.
 void ignore_broken_pipes() {
   struct sigaction action = {};
   if (::sigaction(SIGPIPE, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) return;
@@ -76,7 +76,7 @@ void ignore_broken_pipes() {
   ::sigaction(SIGPIPE, &action, nullptr);
 }
 
-/// On the calling thread, for what is allocated and launched without a tensor that tells.
+/// For the calling thread: the device of allocations and launches without a tensor that names one.
 void make_current(c10::Device device) {
   c10::impl::getDeviceGuardImpl(device.type())->setDevice(device);
 }
@@ -133,7 +133,7 @@ void check_options(const ParallelStateOptions& options, int64_t rank) {
 }  // namespace
 
 struct ParallelState::Impl {
-  /// What tells communicators apart.
+  /// The key that tells communicators apart.
   struct Key {
     RankList ranks;
     GroupOptions options = {};
@@ -218,7 +218,7 @@ struct ParallelState::Impl {
     return entry;
   }
 
-  /// The transport of CPU tensors. A planning rank, which no other can meet, asks its backend.
+  /// The transport of CPU tensors. A planning rank, which meets no other, uses its backend.
   TransportMaker cpu_transport_maker() const {
     if (membership) return cpu_transport(/*observed=*/options.backend_factory != nullptr);
     return [](const auto& c10d, std::chrono::milliseconds /*timeout*/) {
@@ -280,7 +280,7 @@ struct ParallelState::Impl {
     return ranks;
   }
 
-  std::unique_ptr<Membership> membership;  ///< goes last: the groups end before the check-out
+  std::unique_ptr<Membership> membership;  ///< destroyed last: groups end before check-out
   c10::intrusive_ptr<c10d::Store> store;
   int64_t rank;
   ParallelStateOptions options;
@@ -318,7 +318,7 @@ ParallelState::ParallelState(const LaunchEnvironment& environment, ParallelState
   options.sizes.world_size = environment.world_size;
   options.single_host = environment.single_host();
   options.run_id = environment.run_id;
-  check_options(options, environment.rank);  // before anything is connected
+  check_options(options, environment.rank);  // before any connection
   auto membership = join_run(environment, membership_spec(options, environment.rank));
   impl_ = std::make_shared<Impl>(std::move(membership), environment.rank, std::move(options));
 }

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-/// What the ranks of a world communicate.
+/// The communication of the ranks of a world.
 class World {
  public:
   void note(const CollectiveRecord& call) {
@@ -47,7 +47,7 @@ class World {
  private:
   using Kind = CollectiveRecord::Kind;
 
-  /// From one rank to another.
+  /// The messages from one rank to another.
   struct Messages {
     std::vector<CollectiveEntry> sent, received;
 
@@ -80,7 +80,7 @@ class World {
   std::map<std::pair<int64_t, int64_t>, Messages> messages_;
 };
 
-/// Sees what a rank does twice: as calls and as a program.
+/// Records what each rank does as a program.
 class Witness {
  public:
   explicit Witness(const ParallelSizes& sizes) : sizes_(sizes) {
@@ -97,7 +97,7 @@ class Witness {
     }
     job_.programs.push_back(recorder->take());
   }
-  /// `rank` does what the last rank that ran did, or one before.
+  /// `rank` runs the program numbered `program`: that of the last rank that ran, or an earlier one.
   void assign(int64_t rank, size_t program) {
     job_.program_of[static_cast<size_t>(rank)] = static_cast<uint32_t>(program);
   }
@@ -109,7 +109,7 @@ class Witness {
   JobProgram job_;
 };
 
-/// The calls of a program, for World.
+/// Adds the calls of a program to `world`.
 void note_calls(const RankProgram& program, World& world) {
   using Kind = CollectiveOperation::Kind;
   using RecordKind = CollectiveRecord::Kind;

@@ -21,7 +21,7 @@ uint64_t digest_of(const ProgramKernel& kernel) {
   return text_digest(kernel.name, digest);
 }
 
-/// The place of `wanted` in `all`, where it is put unless it is there.
+/// The index of `wanted` in `all`; appends it if it is not there.
 template <class T>
 uint32_t index_in(std::vector<T>& all, std::vector<uint32_t>& alike, const T& wanted) {
   for (const uint32_t known : alike)

@@ -22,7 +22,7 @@ struct RankError {
   std::exception_ptr error = {};
 };
 
-/// The first rank's that has one.
+/// The error of the first rank that has one.
 RankError error_of(const ParallelStateOptions& options, const TwoRankBody& body) {
   prepare_rank_threads();
   const auto store = c10::make_intrusive<c10d::HashStore>();

@@ -12,7 +12,7 @@ namespace lockstep {
 /// 20 s.
 std::string two_rank_self_test();
 
-/// What one of two ranks does.
+/// The work of one of two ranks.
 using TwoRankBody = std::function<void(const ParallelState& state)>;
 
 /// Runs two ranks of one host as threads of this process, and throws the error of the first rank

@@ -23,7 +23,7 @@ using std::chrono::milliseconds;
 constexpr uint64_t kListener = 0, kStop = 1, kFirstGuest = 2;
 constexpr int kBacklog = 4096;
 constexpr int kAtOnce = 64;              // events
-constexpr size_t kMostUnsent = 1 << 20;  // bytes; then the guest has to read before it asks on
+constexpr size_t kMostUnsent = 1 << 20;  // bytes; then the guest must read before it asks again
 constexpr milliseconds kPause{50};
 
 }  // namespace
@@ -68,7 +68,7 @@ void ClosedStore::run() {
       if (number == kStop) return;
       if (number == kListener) accept_one();
       const auto guest = guests_.find(number);
-      if (guest == guests_.end()) continue;  // the listener, or closed since for another
+      if (guest == guests_.end()) continue;  // the listener, or closed meanwhile to make room
       if (!serve(guest->first, guest->second)) leave(guest->first);
     }
     close_late();
@@ -84,7 +84,7 @@ int ClosedStore::milliseconds_to_wait() const {
   return static_cast<int>(std::max<int64_t>(left, 0));
 }
 
-/// One only, and only when one has come: without a descriptor accept4 fails although nobody waits.
+/// Only one, and only if one has come: without a descriptor accept4 fails even if no client waits.
 void ClosedStore::accept_one() {
   const int socket = ::accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (socket >= 0) return welcome(socket);
@@ -126,7 +126,7 @@ void ClosedStore::leave(Number number) {
   values_.set(std::string("/") + kRefusedConnections, std::to_string(refused_));
 }
 
-/// A guest is read only when it has taken all answers, so that it cannot pile them up.
+/// A guest is read only after it has taken all answers, so that they cannot pile up.
 bool ClosedStore::serve(Number number, Guest& guest) {
   if (guest.out.empty() && !receive(guest)) return false;
   if (!guest.proved && !check_proof(number, guest)) return false;
@@ -142,7 +142,7 @@ bool ClosedStore::serve(Number number, Guest& guest) {
   return true;
 }
 
-/// Of a stranger no byte more than an answer has.
+/// From a stranger, reads no more bytes than an answer has.
 bool ClosedStore::receive(Guest& guest) {
   const size_t most = guest.proved ? buffer_.size() : kAnswerBytes - guest.in.size();
   const ssize_t received = ::recv(guest.socket, buffer_.data(), most, 0);

@@ -18,7 +18,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// A step looks this often whether it was interrupted.
+/// How often a step checks whether it was interrupted.
 constexpr milliseconds kLongestPoll{100};
 
 bool means_end(int error) { return error == ECONNRESET || error == EPIPE || error == ECONNREFUSED; }
@@ -42,7 +42,7 @@ bool Connection::open(const std::string& host, int port, Deadline deadline) {
   const int connected = connected_socket(found_at_.empty() ? host : found_at_, port,
                                          std::max(left, milliseconds(1)), &error);
   if (connected < 0) fail_step(error);
-  // A request follows one that has no answer: it must not wait for the acknowledgement of that.
+  // A request may follow one without an answer, whose acknowledgement it must not wait for.
   const int yes = 1;
   ::setsockopt(connected, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   found_at_ = peer_address(connected);

@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-/// Takes parts off the beginning of bytes. After the first that is not whole, or is too long, the
+/// Takes parts off the front of bytes. After the first one that is incomplete or too long, the
 /// others are empty.
 class Parts {
  public:
@@ -128,7 +128,8 @@ bool KeyValues::has_all(const std::vector<std::string_view>& names) const {
                      [&](std::string_view name) { return values_.contains(std::string(name)); });
 }
 
-/// What the value is now. Where there is none and one was expected, that is what libtorch answers.
+/// The value after the operation. If there is none but one was expected, libtorch answers with the
+/// expected one, and so does this.
 std::string KeyValues::compare_set(const StoreRequest& request) {
   const std::string_view expected = request.values[0];
   const auto found = values_.find(std::string(request.names[0]));
@@ -137,7 +138,7 @@ std::string KeyValues::compare_set(const StoreRequest& request) {
   return values_[std::string(request.names[0])] = request.values[1];
 }
 
-/// The sum is kept as a text, so that get() can read it.
+/// The sum is stored as text, so that get() can read it.
 bool KeyValues::add(const StoreRequest& request, std::string& answer) {
   const std::string now = get(request.names[0]);
   int64_t sum = 0;

@@ -29,7 +29,7 @@ enum class StoreQuery : uint8_t {
 struct StoreRequest {
   /// libtorch's server has the same bounds, except for names, where it is 8 MiB.
   static constexpr uint64_t kLongestName = 1 << 16, kLongestValue = 8 << 20, kMostNames = 1 << 17;
-  /// Of all parts together.
+  /// The bound of all parts together.
   static constexpr size_t kLongest = 16 << 20;
 
   enum class Outcome { whole, incomplete, unreadable };

@@ -21,7 +21,7 @@ namespace {
 
 constexpr size_t kLongestName = 256;
 
-/// "10.0.0.1"; empty for what is no internet address.
+/// "10.0.0.1"; empty if it is no internet address.
 std::string numeric(const sockaddr* address) {
   if (!address || (address->sa_family != AF_INET && address->sa_family != AF_INET6)) return "";
   const socklen_t size = address->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
@@ -33,7 +33,7 @@ std::string numeric(const sockaddr* address) {
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-/// Where a name leads to; null, and the reason, if nowhere.
+/// The addresses of a name; null, and the reason, if it has none.
 Addresses resolve(const std::string& name, int port, std::string* reason = nullptr) {
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
@@ -72,7 +72,7 @@ class Socket {
   int descriptor_;
 };
 
-/// What the other end answers, as many bytes as are wanted or less.
+/// The answer of the other end: as many bytes as wanted, or fewer.
 std::string answer_to(int socket, const std::string& request, size_t bytes) {
   if (::send(socket, request.data(), request.size(), MSG_NOSIGNAL) < 0) return "";
   std::string received(bytes, '\0');
@@ -81,7 +81,7 @@ std::string answer_to(int socket, const std::string& request, size_t bytes) {
   return received;
 }
 
-/// Connecting, sending and receiving fail then; EINPROGRESS or EAGAIN.
+/// After `patience`, connecting, sending and receiving fail with EINPROGRESS or EAGAIN.
 void limit_steps(const Socket& socket, std::chrono::milliseconds patience) {
   const timeval limit = {.tv_sec = patience.count() / 1000,
                          .tv_usec = patience.count() % 1000 * 1000};
@@ -89,7 +89,7 @@ void limit_steps(const Socket& socket, std::chrono::milliseconds patience) {
   ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
 }
 
-/// Empty if somebody at one of the addresses gives the answer.
+/// Empty if one of the addresses gives the answer; otherwise the reason.
 std::string ask(const addrinfo* addresses, const std::string& request, const std::string& answer,
                 std::chrono::milliseconds patience,
                 const std::function<void(const std::string&)>& other_answer) {

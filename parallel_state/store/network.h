@@ -16,7 +16,7 @@ struct NetworkAddress {
 /// The addresses of all interfaces that are up.
 std::vector<NetworkAddress> network_addresses();
 
-/// Where Gloo listens in a job of several hosts.
+/// The address at which Gloo listens in a job of several hosts.
 struct GlooAddress {
   std::string interface;  ///< empty if no interface has the address
   std::string address;    ///< empty if there is none

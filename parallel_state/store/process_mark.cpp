@@ -15,10 +15,10 @@ namespace {
 
 struct ProcessState {
   char state = 'X';
-  std::string start;  ///< in ticks since the boot
+  std::string start;  ///< in clock ticks since boot
 };
 
-/// What /proc says of a process; nothing if there is none.
+/// What /proc says about a process; nothing if it does not exist.
 std::optional<ProcessState> read_process(const std::string& id) {
   std::string line;
   if (!std::getline(std::ifstream("/proc/" + id + "/stat"), line)) return std::nullopt;
@@ -32,7 +32,7 @@ std::optional<ProcessState> read_process(const std::string& id) {
   return words ? std::optional(process) : std::nullopt;
 }
 
-/// As /proc has it, 'X' where it has ended; 0 where nothing is known.
+/// The state as in /proc, 'X' if the process has ended; 0 if nothing is known.
 char state_of(const std::string& mark) {
   std::istringstream words(mark);
   std::string host, id, start;

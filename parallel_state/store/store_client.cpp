@@ -109,7 +109,7 @@ auto StoreClient::ask(const Request& request, Answer answer) {
   }
 }
 
-/// What a new connection begins with.
+/// Begins a new connection.
 void StoreClient::enter(Connection::Deadline deadline) {
   if (address_.secret) return enter_store(connection_, *address_.secret, deadline);
   connection_.send(Request(QueryType::VALIDATE).value(c10d::detail::validationMagicNumber).text(),

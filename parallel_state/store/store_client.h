@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-/// Where a store is served, and by whom.
+/// The address of a store, and its server.
 struct StoreAddress {
   std::string host;
   int port = 0;

@@ -27,7 +27,7 @@ std::string receive_text(Connection& connection, size_t bytes, Connection::Deadl
   return text;
 }
 
-/// Empty if this process was let in.
+/// Empty if this process was let in; otherwise the reason.
 std::string try_to_enter(const std::string& host, int port, const Secret& secret,
                          Connection::Deadline deadline,
                          const std::function<bool()>& open_store_answers) {

@@ -3,15 +3,15 @@
 namespace lockstep {
 namespace {
 
-/// NCCL's backend joins its watchdog at the end, which sleeps for a while once it has seen a
-/// failure. So one that has been aborted stays until the process ends.
+/// On destruction, NCCL's backend joins its watchdog, which sleeps for a while once it has seen a
+/// failure. So an aborted backend stays until the process ends.
 void keep(const c10::intrusive_ptr<c10d::Backend>& backend) {
   if (backend->getBackendName() == "nccl") new c10::intrusive_ptr<c10d::Backend>(backend);
 }
 
 }  // namespace
 
-// c10d's destructor would abort what is under way, which other ranks still take part in.
+// c10d's destructor would abort operations under way in which other ranks still take part.
 Communicator::~Communicator() {
   if (!other_) return;
   if (failures_->has_failed()) abort();
@@ -29,7 +29,7 @@ void Communicator::abort() noexcept {
     keep(group_->getDefaultBackend());
     group_->getDefaultBackend()->abort();
   } catch (const std::exception&) {
-    // Nothing is left to give up.
+    // Nothing is left to abort.
   }
 }
 

@@ -15,11 +15,11 @@
 
 namespace lockstep {
 
-/// What the ranks of a group communicate with. Shared by all groups of the same ranks.
+/// The transports of a group's ranks. Shared by all groups of the same ranks.
 class Communicator {
  public:
-  /// What has been used on the device: messages by sender and receiver, everything else as
-  /// kWholeGroup.
+  /// The calls that have been used on the device: messages by sender and receiver, everything else
+  /// as kWholeGroup.
   struct Uses {
     using Way = std::pair<int64_t, int64_t>;
     static constexpr Way kWholeGroup = {-1, -1};

@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-/// What a wait checks while it waits.
+/// The data that a wait checks while it waits.
 struct Waiting {
   FailureBoard& failures;
   std::chrono::steady_clock::time_point start;  ///< of the operation

@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-/// Never over before it is waited for: nobody may rely on more.
+/// Never complete before it is waited for, because nobody may rely on more.
 class PlanningTransport::PlannedPart : public Pending {
  public:
   explicit PlannedPart(Tensors tensors) : tensors_(std::move(tensors)) {}

@@ -39,10 +39,10 @@ std::vector<Event> events_of(const PipelineSchedule& schedule) {
   return events;
 }
 
-/// Inputs of one kind from one rank that may wait for their tasks.
+/// The number of inputs of one kind from one rank that may wait for their tasks.
 constexpr size_t kInputsAhead = 2;
 
-/// Position of the task whose input the receive at position `receive` brings.
+/// The position of the task whose input arrives with the receive at position `receive`.
 size_t consumed_at(const std::vector<PipelineStep>& steps, size_t receive) {
   const PipelineStep compute = {PipelineStep::Kind::compute, steps[receive].task};
   const auto begin = steps.begin() + static_cast<std::ptrdiff_t>(receive);
@@ -81,7 +81,7 @@ StepLists communication_steps(const PipelineSchedule& schedule) {
 
 std::vector<std::vector<size_t>> early_receives(const std::vector<PipelineStep>& steps) {
   std::vector<std::vector<size_t>> starts(steps.size());
-  std::map<int64_t, size_t> free_from;  // behind the last transfer with each rank
+  std::map<int64_t, size_t> free_from;  // after the last transfer with each rank
   std::map<std::pair<int64_t, TaskKind>, std::vector<size_t>> received;
   for (size_t i = 0; i < steps.size(); ++i) {
     const PipelineStep& step = steps[i];

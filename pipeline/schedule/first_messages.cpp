@@ -17,7 +17,7 @@ struct FirstMessage {
   std::string what;
 };
 
-/// Those of one rank, in the order in which its host makes them.
+/// The first messages of one rank, in the order in which its host makes them.
 class FirstMessages {
  public:
   explicit FirstMessages(int64_t rank) : rank_(rank) {}
@@ -58,7 +58,7 @@ FirstMessages first_messages(int64_t rank, const std::vector<PipelineStep>& step
   return messages;
 }
 
-/// Whether both ends of the next message of `rank` are there; then both go on.
+/// Returns whether both ends of the next message of `rank` have come to it; if so, both go on.
 bool meet(std::vector<FirstMessages>& ranks, size_t rank) {
   const FirstMessage* const mine = ranks[rank].next();
   if (mine == nullptr) return false;

@@ -16,7 +16,7 @@ void check_positive(const char* name, int64_t size) {
   require<ConfigError>(size >= 1, "{}: found {}, allowed: >= 1", name, size);
 }
 
-/// The conditions of the interleaved schedule.
+/// Checks the conditions of the interleaved schedule.
 void check_interleaving(const ScheduleOptions& options) {
   const int64_t stages = options.pipeline, microbatches = options.microbatches;
   const int64_t group = options.group_size(), chunks = options.virtual_pipeline;
@@ -39,7 +39,7 @@ void check_interleaving(const ScheduleOptions& options) {
                        group, last_group, microbatches, stages);
 }
 
-/// Forwards and backwards of one rank of 1F1B, interleaved where there are several chunks.
+/// Forwards and backwards of one rank of 1F1B, interleaved if there are several chunks.
 Tasks one_f_one_b(const ScheduleOptions& options, int64_t warmup) {
   const auto table =
       schedule_table(options.microbatches, options.virtual_pipeline, options.group_size());
@@ -54,8 +54,8 @@ Tasks one_f_one_b(const ScheduleOptions& options, int64_t warmup) {
   return tasks;
 }
 
-/// Behind each backward stands the weight part of the micro-batch `rank` before; the last ones end
-/// the list.
+/// After each backward comes the weight part of the micro-batch `rank` before it; the last ones are
+/// at the end of the list.
 Tasks with_weight_parts(const Tasks& tasks, int64_t microbatches, int64_t rank) {
   Tasks result;
   for (const PipelineTask& task : tasks) {

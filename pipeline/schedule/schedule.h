@@ -72,15 +72,16 @@ struct ScheduleOptions {
   void validate() const;
 };
 
-/// What each rank runs. Made by make_schedule(), or by hand and then checked by check_schedule().
+/// The tasks of each rank. Made by make_schedule(), or by hand and then checked by
+/// check_schedule().
 struct PipelineSchedule {
   int64_t chunks = 1;
   int64_t microbatches = 1;
   bool split_backward = false;  ///< there are weight tasks
   bool forward_only = false;
-  /// Of each rank: forwards before the first pair of a forward and a backward.
+  /// For each rank: forwards before the first pair of a forward and a backward.
   std::vector<int64_t> warmup = {};
-  /// Of each rank: its tasks in order.
+  /// For each rank: its tasks in order.
   std::vector<std::vector<PipelineTask>> ranks = {};
 
   int64_t pipeline() const { return static_cast<int64_t>(ranks.size()); }

@@ -13,8 +13,8 @@ using Kind = PipelineStep::Kind;
 
 constexpr int64_t kNotYet = -1;
 
-/// What both simulations share: the times, how far each rank has come, when each task's output was
-/// there.
+/// The common part of both simulations: the times, how far each rank has come, and when each task's
+/// output was ready.
 class Simulation {
  public:
   Simulation(const PipelineSchedule& schedule, const TaskCost& cost)
@@ -53,7 +53,7 @@ class Simulation {
   fail<UsageError>("the schedule deadlocks: {}", fmt::join(stuck, "; "));
 }
 
-/// Transfers block nobody.
+/// Transfers block no rank.
 class FreeSimulation : Simulation {
  public:
   FreeSimulation(const PipelineSchedule& schedule, const TaskCost& cost, int64_t transfer)
@@ -157,7 +157,7 @@ class RendezvousSimulation : Simulation {
                         rank, computed, tasks.size());
   }
 
-  /// Whether the next step of `rank` could be taken.
+  /// Takes the next step of `rank` if possible; returns whether it was.
   bool step(int64_t rank) {
     const PipelineStep* const next = next_step(rank);
     if (next == nullptr) return false;

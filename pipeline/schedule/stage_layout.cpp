@@ -16,7 +16,7 @@ void check_size(const char* name, int64_t size, int64_t least = 1) {
                        size, least, kMaxLayers);
 }
 
-/// Transformer layers of each rank, or places for layers where embedding or loss take one.
+/// Transformer layers of each rank, or places for layers if the embedding or the loss takes one.
 std::vector<int64_t> even_ranks(const LayerSplit& split) {
   const bool embedding = split.account_for_embedding_in_pipeline_split;
   const bool loss = split.account_for_loss_in_pipeline_split;
@@ -94,7 +94,7 @@ class LayoutParser {
                       at_end() ? "its end" : fmt::format("'{}'", text_[at_]), allowed);
   }
 
-  /// The number behind a '*'; 1 where there is none and it is not `required`.
+  /// The number after a '*'; 1 if there is none and it is not `required`.
   size_t repetition(bool required) {
     skip_commas();
     if (at_end() || text_[at_] != '*') {

@@ -9,7 +9,7 @@
 /// meanings and numbers.
 namespace lockstep {
 
-/// What can be on a stage, and its letter in a layout's text.
+/// A kind of layer on a stage, and its letter in a layout's text.
 enum class LayerKind {
   embedding,    ///< E
   transformer,  ///< t
@@ -28,8 +28,8 @@ struct LayerRange {
 /// A model cut into P x V virtual stages; chunk c of rank r is virtual stage c x P + r.
 class StageLayout {
  public:
-  /// What is on each virtual stage, in order. ConfigError: a number of virtual stages that is 0 or
-  /// not a multiple of `pipeline`.
+  /// `virtual_stages`: the layers of each, in order. ConfigError: a number of virtual stages that
+  /// is 0 or not a multiple of `pipeline`.
   StageLayout(std::vector<std::vector<LayerKind>> virtual_stages, int64_t pipeline);
 
   int64_t pipeline() const { return pipeline_; }

@@ -1,8 +1,8 @@
-"""Writes tests/parallel_state/device_mesh_golden.json and dtensor_golden.json: what PyTorch's
-DeviceMesh and DTensor give for meshes, placements and tensors that follow from a formula. The tests
-make the same tensors by the same formula.
+"""Writes tests/parallel_state/device_mesh_golden.json and dtensor_golden.json: the results of
+PyTorch's DeviceMesh and DTensor for meshes, placements and tensors that follow from a formula. The
+tests make the same tensors by the same formula.
 
-Run in an environment with torch 2.11: python scripts/golden/dtensor.py
+Run it with torch 2.11: python scripts/golden/dtensor.py
 """
 
 import itertools
@@ -35,8 +35,8 @@ MESHES = [  # world, ranks as a nested list, names
 
 
 def mesh_case(world, ranks, names):
-    """For every rank its coordinate, and its slice along every selection of axes in every order.
-    PyTorch slices in ascending order alone; the others are its slice with the axes exchanged."""
+    """Returns every rank's coordinate, and its slice along every selection of axes in every order.
+    PyTorch slices in ascending order only; the other orders permute the axes of that slice."""
     views = []
     for rank in range(world):
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
@@ -60,14 +60,14 @@ def mesh_case(world, ranks, names):
 
 
 def term(shape, ordinal):
-    """The tensor that place `ordinal` of the Partial axes contributes: multiples of 24, so that
-    means and sums over up to 8 ranks are exact."""
+    """The tensor that the rank at place `ordinal` of the Partial axes contributes: multiples of 24,
+    so that means and sums over up to 8 ranks are exact."""
     i = torch.arange(math.prod(shape), dtype=torch.float64)
     return (24 * ((i * 7 + i * i + 13 * ordinal) % 41 - 20)).reshape(shape)
 
 
 def numbers_of(tensor):
-    """Few values as they are; many as sums that change when two of them are exchanged."""
+    """Returns few values as they are, and many as sums that change if two values are swapped."""
     flat = tensor.contiguous().flatten()
     if flat.numel() <= PLAIN_VALUES:
         return [int(v) for v in flat]
@@ -92,7 +92,7 @@ def source_tensor(mesh, shape, placements):
 
 
 def expected_full(mesh, shape, placements):
-    """The tensor that `placements` stand for, without DTensor."""
+    """Computes the full tensor of `placements` without DTensor."""
     axes = [a for a, p in enumerate(placements) if is_partial(p)]
     terms = torch.stack([term(shape, k) for k in range(math.prod(mesh.size(a) for a in axes))])
     terms = terms.reshape([mesh.size(a) for a in axes] + list(shape))

@@ -1,8 +1,8 @@
 """Writes tests/distributed/finalize_golden.json: the gradients that Megatron Core's
-finalize_model_grads makes of given ones, on 8 ranks (tp 2, pp 2, dp 2) with two model chunks each.
+finalize_model_grads makes from given ones, on 8 ranks (tp 2, pp 2, dp 2) of two model chunks.
 
-Gloo has no average, so one is put in its place; the data-parallel sum is a plain all-reduce, because
-Megatron's DistributedDataParallel needs CUDA. Run where torch and megatron-core 0.16.1 are installed:
+Gloo has no average, so this script supplies one. The data-parallel sum is a plain all-reduce,
+because Megatron's DistributedDataParallel needs CUDA. Run it with torch and megatron-core 0.16.1:
 python scripts/golden/finalize.py
 """
 
@@ -20,7 +20,7 @@ from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 WORLD, TENSOR, PIPELINE, CHUNKS = 8, 2, 2, 2
 NUMEL = 5
 
-# Megatron's attributes of each parameter of the test; see parameters_of().
+# Megatron's attributes of each parameter in the test; see parameters_of().
 ATTRIBUTES = {
     "embedding": {"shared_embedding": True},
     "norm": {"sequence_parallel": True},
@@ -32,13 +32,13 @@ ATTRIBUTES = {
 
 
 def parameters_of(stage, chunk):
-    """Names of the parameters of a chunk: the word embedding is in the first and in the last."""
+    """Names of a chunk's parameters: the first and the last chunk have the word embedding."""
     ends = (stage, chunk) in ((0, 0), (PIPELINE - 1, CHUNKS - 1))
     return [name for name in ATTRIBUTES if name != "embedding" or ends]
 
 
 def gradient(name, chunk, rank):
-    """Binary fractions, so that sums are exact."""
+    """Returns binary fractions, so that sums are exact."""
     k = list(ATTRIBUTES).index(name)
     return [((7 * i + 13 * rank + 29 * k + 41 * chunk) % 101) / 16 - 3 for i in range(NUMEL)]
 

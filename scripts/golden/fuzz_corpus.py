@@ -1,4 +1,4 @@
-"""Writes tests/fuzz/corpus: what the fuzz targets begin with, a folder each."""
+"""Writes tests/fuzz/corpus: the initial inputs of the fuzz targets, a folder for each target."""
 
 import base64
 import ctypes

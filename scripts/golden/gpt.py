@@ -1,7 +1,7 @@
 """Writes tests/models/gpt_golden.json: losses and gradients of Hugging Face's Llama and GPT-2, in
-double, for weights that follow from a formula. The test fills GPTModel by the same formula.
+double precision, for weights given by a formula. The test fills GPTModel by the same formula.
 
-Run in an environment with torch and transformers 4.57: python scripts/golden/gpt.py
+Run it with torch and transformers 4.57: python scripts/golden/gpt.py
 """
 
 import json
@@ -48,7 +48,7 @@ def tokens_and_labels():
 
 
 def run(model, parameters):
-    """parameters: name of ours -> (put, get), which write the weight and read the gradient."""
+    """parameters: our name -> (shape, put, get); put writes the weight, get reads the gradient."""
     weights = {}
     for ordinal, (name, (shape, put, _)) in enumerate(parameters.items()):
         norm = "norm" in name and name.endswith("weight")
@@ -82,11 +82,11 @@ def llama():
         num_attention_heads=HEADS, num_key_value_heads=GROUPS, max_position_embeddings=SEQ,
         rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=False, pad_token_id=None,
         bos_token_id=0, eos_token_id=0)).double()
-    for module in model.modules():  # Llama's own goes through single precision
+    for module in model.modules():  # Llama's own RMSNorm computes in single precision
         if isinstance(module, LlamaRMSNorm):
             module.forward = lambda x, m=module: torch.nn.functional.rms_norm(
                 x, m.weight.shape, m.weight, m.variance_epsilon)
-    # The tables of positions are kept in single precision otherwise.
+    # The rotary tables would be kept in single precision otherwise.
     rotary = model.model.rotary_emb
     rotary.inv_freq = 10000.0 ** (-torch.arange(0, HEAD, 2, dtype=torch.float64) / HEAD)
 

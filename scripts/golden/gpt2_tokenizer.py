@@ -1,7 +1,7 @@
-"""Writes tests/datasets/gpt2_tokenizer_golden.json: texts of many languages and their ids, as
-tiktoken gives them with GPT-2's vocabulary and with a small one made here, which is in the file too.
+"""Writes tests/datasets/gpt2_tokenizer_golden.json: texts in many languages and their ids from
+tiktoken, with GPT-2's vocabulary and with a small one made here. The file includes the small one.
 
-Run where tiktoken is installed, with the folder of GPT-2's encoder.json and vocab.bpe:
+Run it with tiktoken, on the folder of GPT-2's encoder.json and vocab.bpe:
 python scripts/golden/gpt2_tokenizer.py data/gpt2
 """
 
@@ -42,7 +42,7 @@ WRITTEN = [
 
 
 def random_texts(count):
-    """Characters of all planes, with more spaces, apostrophes and letters than chance gives."""
+    """Characters of all planes, with extra spaces, apostrophes and letters."""
     rng = random.Random(10)
     pools = ["   \n\t\u00a0\u2003", "''''stremvld", "abcXYZ éüß", "0123½٣", ".,!?-—", "йжωπ",
              "中文かな한"]
@@ -59,14 +59,14 @@ def random_texts(count):
 
 
 def alphabet():
-    """byte -> the character that stands for it in GPT-2's files."""
+    """byte -> the character that represents it in GPT-2's files"""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printed]
     return {b: chr(b) for b in printed} | {b: chr(256 + i) for i, b in enumerate(others)}
 
 
 def small_vocabulary(texts):
-    """Ranks of byte strings after some merges of the most frequent neighbours, and the merges."""
+    """Ranks of byte strings after some merges of the most frequent pairs, and these merges."""
     splitter = tiktoken.Encoding("bytes", pat_str=PATTERN, special_tokens={},
                                  mergeable_ranks={bytes([b]): b for b in range(256)})
     words = [[bytes([b]) for b in splitter.encode_ordinary(text)] for text in texts]
@@ -97,7 +97,7 @@ def main():
     ranks, merges = small_vocabulary(texts)
     small = tiktoken.Encoding("small", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
     ids = list(range(len(ranks)))
-    random.Random(11).shuffle(ids)  # an id need not be the rank
+    random.Random(11).shuffle(ids)  # an id need not be equal to the rank
     letters = alphabet()
     name = lambda token: "".join(letters[b] for b in token)
     golden = {"encoder": {name(token): ids[rank] for token, rank in ranks.items()},

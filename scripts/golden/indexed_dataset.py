@@ -1,7 +1,7 @@
 """Writes tests/datasets/indexed_dataset_golden.json: data sets that Megatron Core's
-IndexedDatasetBuilder writes, what was given to it, and the bytes of both files.
+IndexedDatasetBuilder writes. Each entry has the builder's input and the bytes of both files.
 
-Run where torch, numpy and megatron-core 0.16.1 are installed:
+Run it with torch, numpy and megatron-core 0.16.1:
 python scripts/golden/indexed_dataset.py
 """
 
@@ -19,7 +19,7 @@ TORCH_DTYPES = {"uint16": torch.int32}  # torch.tensor has no uint16 that numpy 
 
 
 def build(folder, name, dtype, documents, modes=None):
-    """`documents`: lists of sequences; `modes` in the same shape."""
+    """`documents`: lists of sequences; `modes` has the same shape."""
     prefix = str(folder / name)
     numpy_type = getattr(numpy, dtype)
     builder = IndexedDatasetBuilder(prefix + ".bin", numpy_type, multimodal=modes is not None)

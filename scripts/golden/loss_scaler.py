@@ -1,7 +1,7 @@
 """Writes tests/optimizer/loss_scaler_golden.json: the scale and the counters of Megatron Core's
-DynamicGradScaler after each step, for varied numbers and runs of overflows.
+DynamicGradScaler after each step, for varied settings and runs of overflows.
 
-Its tensors are put on the CPU. Run where torch and megatron-core 0.16.1 are installed:
+Its tensors are put on the CPU. Run it with torch and megatron-core 0.16.1:
 python scripts/golden/loss_scaler.py
 """
 

@@ -1,10 +1,10 @@
 """Writes tests/optimizer/muon_split_qkv_golden.json: Megatron Core's direction of a Muon step for
 the fused weight of queries, keys and values, in fp64.
 
-Megatron Core cuts the weight apart. It leaves the arithmetic to emerging_optimizers; here the same
-polynomials of the singular values take its place.
+Megatron Core splits the weight. It leaves the arithmetic to emerging_optimizers; here the same
+polynomials of the singular values replace it.
 
-Run where torch and megatron-core 0.16.1 are installed: python scripts/golden/muon_split_qkv.py
+Run it with torch and megatron-core 0.16.1: python scripts/golden/muon_split_qkv.py
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Writes tests/distributed/param_layout_golden.json: where Megatron Core's _ParamAndGradBuffer puts
-parameters and buckets, and the ranges of its DistributedOptimizer, for varied parameters.
+"""Writes tests/distributed/param_layout_golden.json: the places of parameters and buckets in
+Megatron Core's _ParamAndGradBuffer, and the ranges of its DistributedOptimizer, in varied cases.
 
-Buffers are made on the meta device, by taking that for the current CUDA device, so nothing is
-allocated; a group is its size and rank. Run where torch and megatron-core 0.16.1 are installed:
+Buffers are made on the meta device, which replaces the current CUDA device, so nothing is
+allocated. A group is its size and rank. Run it with torch and megatron-core 0.16.1:
 python scripts/golden/param_layout.py
 """
 
@@ -18,12 +18,12 @@ from megatron.core.distributed import param_and_grad_buffer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 NUM_CASES = 120
-MOST_RANGES = 60  # of the ranks whose ranges are listed, which keeps the file small
+MOST_RANGES = 60  # cases with more listed ranges are skipped, which keeps the file small
 RANGES = ("gbuf_world", "gbuf_world_in_bucket", "gbuf_local", "param")
 
 
 class Group:
-    """Stands for the data-parallel group."""
+    """A stand-in for the data-parallel group."""
 
     def __init__(self, size):
         self.ranks, self.me = size, 0

@@ -1,9 +1,9 @@
-"""Writes tests/pipeline/pipeline_golden.json: in which order Megatron Core's schedules run the
-micro-batches on each pipeline rank, and how it cuts layers into stages.
+"""Writes tests/pipeline/pipeline_golden.json: the order in which Megatron Core's schedules run the
+micro-batches on each pipeline rank, and how it splits layers into stages.
 
-Its forward_backward functions run with steps that only note what was called and a communicator that
-sends nothing, so one process can be any rank of any pipeline. Run where torch and megatron-core
-0.16.1 are installed: python scripts/golden/pipeline_schedules.py
+Its forward_backward functions run with steps that only record the calls and a communicator that
+sends nothing, so one process can be any rank of any pipeline. Run it with torch and megatron-core
+0.16.1: python scripts/golden/pipeline_schedules.py
 """
 
 import json
@@ -19,7 +19,7 @@ from megatron.core.transformer.pipeline_parallel_layer_layout import PipelinePar
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-LARGEST_LISTED = 24  # tasks of a rank; of longer schedules there are hashes
+LARGEST_LISTED = 24  # tasks of a rank; longer schedules are hashed
 
 
 def fnv1a(text):
@@ -42,7 +42,7 @@ class Group:
 
 
 class Communicator:
-    """Answers every call; what is received does not matter."""
+    """Answers every call; the received values do not matter."""
 
     def __init__(self, config, pipeline, rank):
         self.config, self.pp_group = config, Group(pipeline, rank)
@@ -71,7 +71,7 @@ def megatron_config(shape):
 
 
 def order_of(shape, rank, forward_only):
-    """The tasks of one rank, and the warm-up that Megatron Core counts."""
+    """Returns the tasks of one rank, and Megatron Core's number of warm-up micro-batches."""
     tasks, config = [], megatron_config(shape)
 
     def forward_step(*_, current_microbatch, vp_stage=None, **__):
@@ -136,7 +136,7 @@ def schedule_documents():
 
 
 def refusals():
-    """Of each pair of ranks and micro-batches the group sizes that Megatron Core takes."""
+    """Returns Megatron Core's allowed group sizes for each pair of ranks and micro-batches."""
     taken = []
     for pipeline in (2, 3, 5, 8):
         for microbatches in (1, 4, 7, 12, 16, 23):
@@ -171,7 +171,7 @@ def layout_documents():
 
 
 def split_document(split):
-    """For each rank and chunk its first layer and how many it has; None where refused."""
+    """Returns each chunk's first layer and number of layers on each rank; None if refused."""
     config = types.SimpleNamespace(
         num_layers=split["layers"], pipeline_model_parallel_size=split["pipeline"],
         virtual_pipeline_model_parallel_size=split["virtual"] if split["virtual"] > 1 else None,

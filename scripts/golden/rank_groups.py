@@ -1,8 +1,8 @@
 """Writes tests/parallel_state/rank_groups_golden.json: every group that Megatron Core creates in
 initialize_model_parallel, and its pipeline getters, for varied sizes of a job.
 
-torch.distributed.new_group is replaced by one that only notes the ranks, so one process can be any
-rank of any world. Run where torch, numpy, einops and megatron-core 0.16.1 are installed:
+torch.distributed.new_group is replaced by one that only records the ranks, so one process can be
+any rank of any world. Run it with torch, numpy, einops and megatron-core 0.16.1:
 python scripts/golden/rank_groups.py
 """
 
@@ -53,7 +53,7 @@ def fnv1a(text):
 
 
 class Group:
-    """Stands for a process group: its ranks, seen by one of them."""
+    """A stand-in for a process group: its ranks, seen by one of them."""
 
     def __init__(self, ranks, me):
         self.ranks, self.me = list(ranks), me
@@ -67,7 +67,7 @@ class Group:
 
 @contextlib.contextmanager
 def megatron(case, rank):
-    """Megatron Core initialized as `rank`; gives the ranks of all groups by description."""
+    """Initializes Megatron Core as `rank`; yields the ranks of all groups by description."""
     created = {}
 
     def new_group(ranks=None, group_desc=None, **_):
@@ -146,7 +146,7 @@ def main():
              make_case(8, pipeline=4, virtual_pipeline=3, order="pp-dp"),
              make_case(16, context=16, hierarchical_context=[2, 2, 4]),
              make_case(12, context=12, hierarchical_context=[2, 3, 2]),
-             make_case(12, context=3, optimizer_instances=6),  # slices that cut across contexts
+             make_case(12, context=3, optimizer_instances=6),  # instances cut across contexts
              make_case(8, expert=2, optimizer_instances=2),
              make_case(1024, tensor=8, pipeline=4, context=2, expert=4, expert_tensor=2,
                        optimizer_instances=4)]
@@ -159,7 +159,7 @@ def main():
             continue
         with contextlib.suppress(AssertionError, RuntimeError, ValueError):
             documents.append({"sizes": case, "groups": groups_of(case)})
-    for document in documents[:40]:  # which keeps the file small
+    for document in documents[:40]:  # not all, to keep the file small
         if document["sizes"]["world_size"] <= LARGEST_LISTED:
             document["pipeline"] = [pipeline_of(document["sizes"], rank)
                                     for rank in range(document["sizes"]["world_size"])]

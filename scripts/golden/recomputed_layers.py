@@ -1,7 +1,7 @@
-"""Writes tests/core/recomputed_layers_golden.json: which layers of a pipeline stage or chunk
+"""Writes tests/core/recomputed_layers_golden.json: the layers of a pipeline stage or chunk that
 Megatron Core recomputes together.
 
-Run where torch and megatron-core 0.16.1 are installed: python scripts/golden/recomputed_layers.py
+Run it with torch and megatron-core 0.16.1: python scripts/golden/recomputed_layers.py
 """
 
 import json
@@ -16,7 +16,7 @@ SOURCE = pathlib.Path(__file__).resolve().parents[2]
 
 
 def pieces(method, count, layers):
-    """Sizes of what goes into one checkpoint each; the layers outside of checkpoints come last."""
+    """Returns the number of layers in each checkpoint; layers outside of checkpoints come last."""
     ran, checkpoints = [], []
 
     def layer(index):
@@ -52,7 +52,7 @@ def main():
     for layers in range(1, 9):
         for count in range(1, 11):
             cases.append(["block", count, layers, pieces("block", count, layers)])
-            if layers % count == 0:  # else Megatron Core asks for a layer that is not there
+            if layers % count == 0:  # else Megatron Core asks for a layer that does not exist
                 cases.append(["uniform", count, layers, pieces("uniform", count, layers)])
     target = SOURCE / "tests/core/recomputed_layers_golden.json"
     target.write_text("[\n" + ",\n".join(json.dumps(c) for c in cases) + "\n]\n")

@@ -1,7 +1,7 @@
 """Writes tests/datasets/sample_index_golden.json: the indices of Megatron Core's GPTDataset and
 BlendedDataset for varied documents, lengths and weights.
 
-Run where torch, numpy and megatron-core 0.16.1 are installed:
+Run it with torch, numpy and megatron-core 0.16.1:
 python scripts/golden/sample_index.py
 """
 
@@ -21,7 +21,7 @@ SOURCE = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Indices(GPTDataset):
-    """A GPTDataset of which only the indices are made."""
+    """A GPTDataset that only builds its indices."""
 
     def __init__(self, case):
         self.config = SimpleNamespace(
@@ -42,7 +42,7 @@ def sample_case(rng):
                 "seq_length": rng.randint(2, 12), "seed": rng.randrange(2**32),
                 "num_samples": rng.choice([0, rng.randint(1, 40)]),
                 "extra_tokens": rng.choice([1, 1, 0]), "drop_last": rng.random() < 0.8}
-        # Megatron's assertions hold for more than a sample an epoch, and full documents at the end.
+        # Megatron asserts > 1 sample an epoch, and no empty document if the last sample is partial.
         if sum(lengths[slice(*case["range"])]) <= 2 * case["seq_length"]:
             continue
         if not case["drop_last"] and 0 in lengths:
@@ -66,7 +66,7 @@ def blend_case(rng, count):
 def blend_all_case(rng):
     sizes = [rng.randint(0, 12) for _ in range(rng.randint(1, 6))]
     sizes[0] += 1
-    sizes = [s for s in sizes if s]  # Megatron never gets past an empty one
+    sizes = [s for s in sizes if s]  # Megatron loops forever on an empty one
     total = sum(sizes)
     datasets, samples = numpy.zeros(total, numpy.int16), numpy.zeros(total, numpy.int64)
     helpers_cpp.build_exhaustive_blending_indices(datasets, samples,

@@ -1,1 +1,1 @@
-"""The parts of scripts/gpu_check."""
+"""The modules of scripts/gpu_check."""

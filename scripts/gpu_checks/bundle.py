@@ -1,4 +1,4 @@
-"""What travels to the machine with the GPU: made by --build, used by every stage."""
+"""The files that go to the machine with the GPU: --build makes them, every stage uses them."""
 
 import functools
 import importlib.util
@@ -18,14 +18,14 @@ LARGEST = 48 * MEBIBYTE
 PROGRAMS = ("lockstep", "libexec/lockstep", "benchmarks/gpu_bench", "tests/cuda_test",
             "tests/straying_rank")
 TARGETS = ("lockstep", "gpu_bench", "cuda_test", "straying_rank")
-# What every machine has: the C and C++ libraries, which only go together with its own loader.
+# Every machine has these: the C and C++ libraries, which only work with its own loader.
 OF_THE_SYSTEM = ("ld-linux", "libc.so", "libm.so", "libdl.so", "libpthread.so", "librt.so",
                  "libgcc_s.so", "libstdc++.so")
 
 
 @functools.cache
 def torch_folder():
-    """The folder `torch` of the wheel that this Python sees."""
+    """Returns the folder `torch` of the wheel that this Python finds."""
     spec = importlib.util.find_spec("torch")
     if not spec:
         raise CommandFailed("this Python has no torch: run scripts/gpu_check by one that has")
@@ -47,7 +47,7 @@ class Bundle:
         return self.folder / name
 
     def environment(self, more=None):
-        """For our programs: libraries of the bundle, then libtorch's. No launcher's variables."""
+        """For our programs: the bundle's libraries, then libtorch's; no launcher variables."""
         ours = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC", "SLURM", "OMPI", "PMIX",
                 "NCCL_")
         kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
@@ -55,7 +55,7 @@ class Bundle:
         return kept | {"LD_LIBRARY_PATH": path} | (more or {})
 
     def recorded(self):
-        """{layout: [(loss, norm)]} of the CPU."""
+        """Returns the CPU's {layout: [(loss, norm)]}."""
         path = self / "losses.json"
         if not path.exists():
             raise CommandFailed(f"{path} is not there: run scripts/gpu_check --build")
@@ -63,7 +63,7 @@ class Bundle:
                 for name, pairs in json.loads(path.read_text()).items()}
 
     def check(self):
-        """CommandFailed names what is missing; returns what to tell."""
+        """Raises CommandFailed with what is missing; returns a summary."""
         absent = [name for name in PROGRAMS if not (self / name).exists()]
         if absent:
             raise CommandFailed(f"{self.folder} lacks {', '.join(absent)}: run scripts/gpu_check "
@@ -76,11 +76,11 @@ class Bundle:
         return f"{len(PROGRAMS)} programs, {self.size() / MEBIBYTE:.1f} MiB, no library is missing"
 
     def cuda_parts(self):
-        """The libraries that the programs load where there is a driver."""
+        """Returns the libraries that the programs load if there is a driver."""
         return sorted((self / "lib").glob("liblockstep_*_cuda.so"))
 
     def files(self):
-        """What travels; results of earlier runs lie beside it."""
+        """Returns the files that go to the other machine, without the results of earlier runs."""
         return [path for path in self.folder.rglob("*")
                 if path.is_file() and self / "out" not in path.parents]
 
@@ -89,11 +89,11 @@ class Bundle:
 
 
 def build(source, build_folder, folder, compiles=True):
-    """Builds what travels and copies it without symbols. Returns the Bundle."""
+    """Builds the programs and copies them without symbols. Returns the Bundle."""
     if not (build_folder / "build.ninja").exists():
         raise CommandFailed(f"{build_folder} is no build folder: run make build LOCKSTEP_CUDA=ON")
     if compiles:
-        # The folder's own ninja: another version would build everything anew.
+        # `cmake --build` runs the folder's own ninja: another version would rebuild everything.
         cmake = shutil.which("cmake") or pathlib.Path(sys.executable).parent / "cmake"
         subprocess.run([cmake, "--build", build_folder, "--target", *TARGETS], check=True,
                        cwd=source)
@@ -117,7 +117,7 @@ def copy_without_symbols(source, target):
 
 
 def is_foreign(name, path, folders):
-    """Whether the other machine may lack a library: protobuf's, say."""
+    """Returns whether the other machine may lack a library, such as protobuf's."""
     if name.startswith(OF_THE_SYSTEM):
         return False
     return not any(pathlib.Path(path).is_relative_to(folder) for folder in folders)

@@ -1,4 +1,4 @@
-"""A run that is saved in the background and goes on, and what reads its checkpoint."""
+"""A run that saves asynchronously and resumes, and commands that read its checkpoint."""
 
 import json
 
@@ -10,8 +10,8 @@ ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def resume(context, layout, config, recorded):
-    """Half of the steps, saved asynchronously, then the rest out of the checkpoint: the recorded
-    curve, as if nothing had been between."""
+    """Runs half of the steps, saves asynchronously, and runs the rest from the checkpoint. The
+    losses must be those of the recorded curve, as if there were no interruption."""
     name = layout.name.replace(" ", "-").replace(",", "")
     output, saved = context.folder / f"resumed-{name}", context.folder / f"saved-{name}"
     command = layouts.train_command(context.bundle, config, layout, context.device, output)
@@ -25,14 +25,14 @@ def resume(context, layout, config, recorded):
 
 
 def on_both(context, *words):
-    """What a command prints with the GPU and without."""
+    """Returns the output of a command with the GPU and without."""
     command = [context.bundle / "lockstep", *words]
     return [context.run(command, 40, {"OMP_NUM_THREADS": "1"} | more).needs().output
             for more in ({}, ON_CPU)]
 
 
 def read_saved(context):
-    """The saved model verifies, writes the CPU's text and has the CPU's loss."""
+    """The saved model passes verification, writes the CPU's text and has the CPU's loss."""
     saved, text = context.folder / "saved-one-rank", context.folder / "text"
     context.run([context.bundle / "lockstep", "checkpoint", "verify", saved], 30).needs()
     here, there = on_both(context, "generate", saved, "--prompt", "12 squared", "--max-tokens",

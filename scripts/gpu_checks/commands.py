@@ -1,4 +1,4 @@
-"""Programs under a limit of time: one, several ranks on one GPU, one that is asked questions."""
+"""Programs under a time limit: a single one, several ranks on one GPU, a server."""
 
 import dataclasses
 import json
@@ -14,12 +14,12 @@ from .report import one_line
 
 
 class CommandFailed(Exception):
-    """What went wrong with a program, in one line."""
+    """The failure of a program, in one line."""
 
 
 @dataclasses.dataclass
 class Result:
-    status: int | None  # None: it was ended at its limit
+    status: int | None  # None: it was killed at its time limit
     output: str
     error: str
     seconds: float
@@ -37,7 +37,7 @@ class Result:
 
 
 def end(process):
-    """Ends a process and what it started; it leads a session of its own."""
+    """Kills a process and those that it started; it leads its own session."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -77,7 +77,7 @@ def free_port():
 
 def rank_environment(rank, ranks, port, one_gpu):
     """torchrun's variables. With `one_gpu` all ranks take device 0: NCCL refuses two ranks of one
-    host on one device, and knows hosts by NCCL_HOSTID."""
+    host on one device, and identifies hosts by NCCL_HOSTID."""
     variables = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks,
                  "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
     if one_gpu:
@@ -87,7 +87,7 @@ def rank_environment(rank, ranks, port, one_gpu):
 
 
 def run_ranks(command, ranks, environment, seconds, one_gpu=False):
-    """The Result of each rank."""
+    """Returns the Result of each rank."""
     port, started = free_port(), time.monotonic()
     processes = [start(command, environment | rank_environment(rank, ranks, port, one_gpu))
                  for rank in range(ranks)]
@@ -105,8 +105,8 @@ def run_ranks(command, ranks, environment, seconds, one_gpu=False):
 
 
 def all_ranks_need(results):
-    """CommandFailed with the first rank that failed; one that was ended at its limit only where no
-    other says more."""
+    """Raises CommandFailed for the first rank that failed. A rank that was killed at its time limit
+    is named only if no other failed."""
     bad = [(result.status is None, rank) for rank, result in enumerate(results)
            if result.status != 0]
     if bad:
@@ -147,7 +147,7 @@ class Server:
             self._process.stdin.write(f"{question}\n")
             self._process.stdin.flush()
         except OSError:
-            pass  # it has ended, as its answer says
+            pass  # it has ended; answer() reports that
         return self.answer(seconds)
 
     def close(self):

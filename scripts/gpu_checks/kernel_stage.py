@@ -1,4 +1,4 @@
-"""Stage 2: cuda_test, and its tests of our kernels again under compute-sanitizer."""
+"""Stage 2: cuda_test, and its tests of our own kernels again under compute-sanitizer."""
 
 import pathlib
 import shutil
@@ -9,7 +9,7 @@ from .report import FAILED, OK
 from .stages import at_once
 
 NAME, SECONDS, TIMED = "kernels", 110, False
-# Ours: libtorch's need minutes there.
+# Our kernels only: libtorch's take minutes under the sanitizer.
 KERNELS = "--gtest_filter=Kernels.AdamW*:Kernels.AStep*:Kernels.Sgd*:Kernels.Sum*"
 SANITIZERS = (["--tool", "memcheck", "--leak-check", "no"], ["--tool", "racecheck"])
 FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer",
@@ -17,7 +17,7 @@ FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer",
 
 
 def tests(context, environment=None):
-    """(the Result, {test: state}) of cuda_test."""
+    """Returns the Result and {test: state} of cuda_test."""
     result = context.run([context.bundle / "tests/cuda_test"], 110,
                          {"OMP_NUM_THREADS": "1"} | (environment or {}))
     return result, gtest_results(result.output)
@@ -29,7 +29,7 @@ def told(states):
 
 
 def check(context):
-    """Without a device each test does its half on the CPU and is skipped then."""
+    """Without a device, each test runs its CPU half and is then skipped."""
     result, states = tests(context, {"CUDA_VISIBLE_DEVICES": ""})
     if result.status != 0 or not states:
         raise CommandFailed(result.reason())

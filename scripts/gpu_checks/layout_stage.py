@@ -1,5 +1,5 @@
-"""Stage 3: every layout over NCCL, its ranks on the one GPU, against the CPU's losses; failures,
-each of which must end every rank with names; checkpoints."""
+"""Stage 3: every layout over NCCL, with all ranks on the one GPU, against the CPU's losses;
+failures, after which every rank must end and name the culprit; checkpoints."""
 
 import os
 import signal
@@ -12,9 +12,9 @@ from .stages import at_once
 
 NAME, SECONDS, TIMED = "layouts", 110, False
 RANKS = 3
-# Runs at once; more would take the GPU, or the few cores of a rehearsal, from each other.
+# Concurrent runs; more would starve each other of the GPU or, in a rehearsal, of the few cores.
 AT_ONCE = max(2, min(5, (os.cpu_count() or 1) // 3))
-# What straying_rank's last rank does in step 3, and what the other ranks must say.
+# The mistake of straying_rank's last rank in step 3, and the message of the other ranks.
 MISTAKES = {
     "none": None,
     "unfinished": None,
@@ -25,7 +25,7 @@ MISTAKES = {
 
 
 def check(context):
-    """The recorded losses are there and would show a fault, and the program takes each setting."""
+    """The recorded losses exist and would show a fault, and the program accepts each setting."""
     recorded = context.bundle.recorded()
     config = layouts.write_config(context.folder)
     for layout in layouts.LAYOUTS:
@@ -50,7 +50,7 @@ def train(context, layout, config, recorded):
 
 
 def stray(context, mistake, expected):
-    """CommandFailed unless every rank ends as it must."""
+    """Raises CommandFailed unless every rank ends as expected."""
     command = [context.bundle / "tests/straying_rank", mistake, context.device]
     results = context.run_ranks(command, RANKS, 60)
     for rank, result in enumerate(results):
@@ -67,7 +67,7 @@ def stray(context, mistake, expected):
 
 
 def kill_one(context, config):
-    """`lockstep train` on two ranks, of which one is killed: the other must name it and end."""
+    """Runs `lockstep train` on two ranks and kills one: the other must name it and end."""
     port, begun = free_port(), time.monotonic()
     command = [context.bundle / "lockstep", "train", config, "--set", "train.train_iters=100000",
                "--set", f"train.device={context.device}", "--set",
@@ -96,7 +96,7 @@ def kill_one(context, config):
 
 
 def failures(context, config):
-    """{name: action}."""
+    """Returns {name: action}."""
     checks = {f"ranks of which one does '{mistake}'":
               (lambda mistake=mistake, says=says: stray(context, mistake, says))
               for mistake, says in MISTAKES.items()}
@@ -112,7 +112,7 @@ def train_row(context, layout, config, recorded):
 
 
 def run(context):
-    """The most telling first: what is late may find no time left."""
+    """Runs the most informative checks first: late ones may have no time left."""
     config = layouts.write_config(context.folder)
     recorded = context.bundle.recorded()
     trained = [lambda layout=layout: train_row(context, layout, config, recorded)

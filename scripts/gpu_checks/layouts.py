@@ -1,4 +1,4 @@
-"""The layouts that are trained with several ranks, and how they are compared with the CPU."""
+"""The layouts of several ranks that are trained, and their comparison with the CPU."""
 
 import dataclasses
 import json
@@ -6,12 +6,12 @@ import math
 import pathlib
 
 STEPS = 10
-# Of losses and gradient norms, in parts of the recorded value. At a higher rate an H100 was apart
-# by 4.4e-6 and 1.2e-5 in fp32.
+# Relative tolerances of losses and gradient norms. At a higher learning rate an H100 differed by
+# 4.4e-6 and 1.2e-5 in fp32.
 FP32, BF16 = (1e-5, 1e-4), (0.02, 0.15)
 
-# At a rate of 0.003 a step of eight layers had a norm of 254, and layouts of the CPU were then
-# apart by 2.5e-3.
+# At a learning rate of 0.003, a step of eight layers had a gradient norm of 254; layouts on the CPU
+# then differed by 2.5e-3.
 CONFIG = """
 model {{
   num_layers: 2 hidden_size: 64 num_attention_heads: 4 ffn_hidden_size: 128 seq_length: 64
@@ -32,7 +32,7 @@ class Layout:
     seconds: float = 60
 
     def overrides(self, device="cuda"):
-        """The CPU has no graphs, and gives the losses of the run without."""
+        """The CPU has no CUDA graphs; it gives the losses of the run without them."""
         return [word for setting in self.settings for word in ("--set", setting)
                 if device != "cpu" or not setting.startswith("train.cuda_graph=")]
 
@@ -44,7 +44,7 @@ EXPERTS = ("model.num_experts=4", "model.moe_router_topk=2")
 STAGES = ("train.micro_batch_size=1",)
 CONTEXT = ("parallel.context_parallel_size=2",)
 
-# The most telling first: where time runs out, the last are left out.
+# The most informative first: if time runs out, the last are skipped.
 LAYOUTS = (
     Layout("one rank", 1, ()),
     Layout("dp2", 2, ()),
@@ -76,7 +76,7 @@ LAYOUTS = (
 
 
 def write_text(path):
-    """Text that a small model learns something of in ten steps."""
+    """Writes text from which a small model learns something in ten steps."""
     path.write_text("".join(f"{i} squared is {i * i}. " for i in range(4000)))
 
 
@@ -90,14 +90,14 @@ def write_config(folder):
 
 
 def curve(folder):
-    """(loss, gradient norm) of each iteration that a run wrote."""
+    """Returns (loss, gradient norm) of each iteration that a run wrote."""
     lines = (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()
     entries = [json.loads(line) for line in lines]
     return [(entry["lm_loss"], entry["grad_norm"]) for entry in entries if "lm_loss" in entry]
 
 
 def check_recorded(layout, recorded):
-    """ValueError where a run that does not train would pass."""
+    """Raises ValueError if the recorded losses would not show a run that fails to train."""
     if len(recorded) != STEPS:
         raise ValueError(f"{layout.name}: {len(recorded)} recorded steps, allowed: {STEPS}")
     losses = [loss for loss, _ in recorded]
@@ -107,7 +107,7 @@ def check_recorded(layout, recorded):
 
 
 def compare(layout, found, recorded):
-    """(whether it is within the tolerances, what to tell)."""
+    """Returns (whether it is within the tolerances, the details)."""
     if len(found) != len(recorded):
         return False, f"{len(found)} steps, recorded: {len(recorded)}"
     names, worst = ("loss", "norm"), [(0.0, 0)] * 2

@@ -1,4 +1,4 @@
-"""Stage 1: the machine, the versions, and what copies and matrix products reach."""
+"""Stage 1: the machine, the versions, and the rates of copies and matrix products."""
 
 import json
 
@@ -11,7 +11,7 @@ QUERY = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format
 
 
 def bench(context, *words, seconds=60):
-    """The JSON of gpu_bench."""
+    """Returns the JSON output of gpu_bench."""
     command = [context.bundle / "benchmarks/gpu_bench", *words]
     output = context.run(command, seconds).needs().output
     try:

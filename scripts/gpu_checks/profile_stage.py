@@ -51,7 +51,7 @@ def add_profile(context, size, found):
 
 
 def add_fused(context):
-    """Ours against libtorch's operators, bf16, forward and backward at 1.3B's sizes."""
+    """Times our kernels against libtorch's operators: bf16, forward and backward, 1.3B's sizes."""
     found = bench(context, "fused")
     context.report.document("fused", found)
     for name, one in found.items():
@@ -61,7 +61,7 @@ def add_fused(context):
 
 
 def counters(context):
-    """GB/s of device memory that our kernels reach, by the hardware's counters."""
+    """Returns the GB/s of device memory that our kernels reach, by the hardware counters."""
     command = [find("ncu"), "--clock-control", "none", "--csv", "--metrics", METRICS, "-k",
                "regex:adamw|sgd|sum_blocks", "--launch-count", "4",
                context.bundle / "benchmarks/gpu_bench", "kernels"]

@@ -1,4 +1,4 @@
-"""Rows of the table that a check ends with, and how it is written."""
+"""Rows of the table at the end of a check, and how it is written."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ class Row:
 
 
 def one_line(text):
-    """The last line that says something."""
+    """Returns the last line that is not blank."""
     if isinstance(text, bytes):
         text = text.decode(errors="replace")
     lines = [" ".join(line.split()) for line in str(text).splitlines() if line.strip()]
@@ -34,7 +34,7 @@ def one_line(text):
 
 
 class Report:
-    """Collects rows, tells each at once through `tell`, and keeps what commands printed."""
+    """Collects rows, passes each to `tell` at once, and keeps the output of commands."""
 
     def __init__(self, tell=print):
         self.rows, self.log, self.documents, self._tell = [], [], {}, tell
@@ -44,18 +44,18 @@ class Report:
         self._tell(self.rows[-1].line())
 
     def note(self, text):
-        """For the log alone."""
+        """Adds text to the log only."""
         self.log.append(text)
 
     def document(self, name, content):
-        """Something to keep whole: a file of JSON."""
+        """Keeps something whole, as a JSON file."""
         self.documents[name] = content
 
     def failed(self):
         return [row for row in self.rows if row.state == FAILED]
 
     def table(self, characters=TABLE_CHARACTERS):
-        """All rows; where that is too long, those that failed first and then as many as fit."""
+        """Returns all rows; if they are too long, the failed ones first, then as many as fit."""
         counts = {state: sum(row.state == state for row in self.rows)
                   for state in (OK, FAILED, VALUE, LEFT_OUT)}
         summary = ", ".join(f"{count} {state}" for state, count in counts.items())
@@ -73,7 +73,7 @@ class Report:
         return "\n".join([*kept, more, summary])
 
     def write(self, folder):
-        """table.txt, log.txt and the documents, within what may be carried away."""
+        """Writes table.txt, log.txt and the documents, within the limits on files to return."""
         folder = pathlib.Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         files = {"table.txt": "\n".join(row.line() for row in self.rows) + "\n",

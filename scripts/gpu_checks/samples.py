@@ -1,5 +1,5 @@
-"""What the tools print, word for word in its form, so that the parsing is tried where there is no
-GPU: each with the parser and what it must make of it."""
+"""Literal samples of the tools' output, so that the parsers are tested without a GPU. Each comes
+with its parser and the expected result."""
 
 from . import parsing
 
@@ -64,5 +64,5 @@ SAMPLES = (
 
 
 def wrong():
-    """The names of parsers that do not read their sample as they must."""
+    """Returns the names of parsers that misread their sample."""
     return [parser.__name__ for parser, text, expected in SAMPLES if parser(text) != expected]

@@ -13,12 +13,12 @@ from .report import FAILED, VALUE
 NAME, SECONDS = "speed", 220
 PEER = pathlib.Path(__file__).resolve().parents[2] / "benchmarks/peer_cuda.py"
 LENGTH, VOCABULARY, MICRO_BATCHES = 2048, 50304, 2
-# Dense bf16 TFLOP/s, as NVIDIA states them.
+# Dense bf16 TFLOP/s, as NVIDIA publishes them.
 PEAKS = {"H100": 989, "H200": 989, "H800": 989, "GH200": 989, "A100": 312, "B200": 2250}
 
 
 class Size:
-    """A model of Llama's form. `together`: the rivals fit the device side by side."""
+    """A Llama-style model. `together`: the rivals fit on the device at the same time."""
 
     def __init__(self, name, layers, hidden, heads, ffn, micro_batch=4, together=True):
         self.name, self.layers, self.hidden, self.heads = name, layers, hidden, heads
@@ -42,7 +42,7 @@ train {{
 """
 
     def peer(self):
-        """As config.json of an exported checkpoint has it."""
+        """The sizes as config.json of an exported checkpoint has them."""
         return {"hidden_size": self.hidden, "intermediate_size": self.ffn,
                 "num_attention_heads": self.heads, "num_key_value_heads": self.heads,
                 "num_hidden_layers": self.layers, "vocab_size": self.vocabulary,
@@ -57,17 +57,17 @@ SIZES = (Size("125M", 12, 768, 12, 2048), Size("350M", 24, 1024, 16, 2752),
 
 
 def small():
-    """For a trial on the CPU."""
+    """A model for a trial on the CPU."""
     size = Size("trial", 2, 64, 4, 128, micro_batch=1)
     size.length, size.vocabulary = 32, 512
     return size
 
 
 def write_tokens(folder, tokens=1 << 22, vocabulary=VOCABULARY):
-    """A data set in Megatron's format of one document of random ids below 2^15. Its prefix."""
+    """Writes 16 documents of random ids below 2^15 in Megatron's format; returns the prefix."""
     prefix = pathlib.Path(folder) / "tokens"
     ids = bytearray(random.Random(1).randbytes(2 * tokens))
-    highest = min(0x7F, (vocabulary - 1) >> 8)  # of 256 ids at once
+    highest = min(0x7F, (vocabulary - 1) >> 8)  # high byte, so 256 ids each
     ids[1::2] = ids[1::2].translate(bytes(i % (highest + 1) for i in range(256)))
     documents = 16
     length = tokens // documents
@@ -97,7 +97,7 @@ def peer_command(context, size, mode):
 
 
 def rivals(context, size, data):
-    """{name: (command, environment)}."""
+    """Returns {name: (command, environment)}."""
     ours = (ours_command(context, write_config(context, size, data)), context.bundle.environment())
     plain = {k: v for k, v in context.bundle.environment().items() if k != "LD_LIBRARY_PATH"}
     return {"ours": ours} | {mode: (peer_command(context, size, mode), plain)
@@ -105,7 +105,7 @@ def rivals(context, size, data):
 
 
 class Contender:
-    """A rival at work: what it said at the start, and its milliseconds by round."""
+    """A running rival: its number of parameters, and its milliseconds by round."""
 
     def __init__(self, context, name, command, environment):
         self.name, self.times, self.peak = name, [], 0
@@ -136,7 +136,7 @@ class Contender:
 
 
 def measure_rivals(context, size, data, steps=5, rounds=3):
-    """{name: Contender}; one that fails is a row, and the others go on."""
+    """Returns {name: Contender}; one that fails becomes a row, and the others go on."""
     done, sources = {}, rivals(context, size, data)
     groups = [list(sources)] if size.together else [[name] for name in sources]
     for names in groups:
@@ -152,7 +152,7 @@ def measure_rivals(context, size, data, steps=5, rounds=3):
 
 
 def begin_all(context, size, sources):
-    """Those that have started; they load beside each other."""
+    """Returns the contenders that have started; they load at the same time."""
     contenders = [Contender(context, name, *source) for name, source in sources.items()]
     working = []
     for contender in contenders:
@@ -176,7 +176,7 @@ def add_rows(context, size, found, peak_tflops):
 
 
 def measure_one(context, size, data, words=(), micro_batch=None, options=()):
-    """One variant of ours."""
+    """Measures one variant of ours."""
     command = ours_command(context, write_config(context, size, data, micro_batch), *words,
                            options=options)
     contender = Contender(context, "ours", command, context.bundle.environment())
@@ -196,7 +196,7 @@ def peak_of(context):
 
 
 def check(context):
-    """Ours and both rivals train a small model on the CPU, with the same number of parameters."""
+    """Ours and PyTorch's eager mode train a small model on the CPU, with equal parameter counts."""
     size = small()
     data = write_tokens(context.folder, 1 << 15, size.vocabulary)
     device, context.device = context.device, "cpu"

@@ -1,4 +1,4 @@
-"""Stages, each under its own limit of time: one that fails or is late does not stop the next."""
+"""Stages, each under its own time limit: if one fails or is late, the next still runs."""
 
 import concurrent.futures
 import copy
@@ -8,7 +8,7 @@ import time
 from . import report as states
 from .commands import CommandFailed, Result, all_ranks_need, run, run_ranks
 
-SHORTEST = 3  # seconds; with less left nothing is started
+SHORTEST = 3  # seconds; with less time left nothing is started
 
 
 class NoTimeLeft(Exception):
@@ -16,7 +16,7 @@ class NoTimeLeft(Exception):
 
 
 class Context:
-    """What a stage works with."""
+    """The tools and the state of a stage."""
 
     def __init__(self, bundle, report, folder, device, clock=time.monotonic):
         self.bundle, self.report, self.folder, self.device = bundle, report, folder, device
@@ -26,7 +26,7 @@ class Context:
         self.stage, self.deadline = stage, self.clock() + seconds
 
     def of_stage(self, stage, seconds):
-        """The same with a stage and a deadline of its own: stages may run side by side."""
+        """Returns a copy with its own stage and deadline: stages may run side by side."""
         own = copy.copy(self)
         own.begin(stage, seconds)
         return own
@@ -35,7 +35,7 @@ class Context:
         return self.deadline - self.clock()
 
     def seconds(self, wanted):
-        """At most what the stage has left."""
+        """Returns `wanted`, but at most the time that the stage has left."""
         if self.left() < SHORTEST:
             raise NoTimeLeft
         return min(wanted, self.left())
@@ -44,8 +44,8 @@ class Context:
         self.report.add(self.stage, check, state, detail)
 
     def attempt(self, check, action, state=states.OK):
-        """Runs `action`, which returns a detail; whatever it raises is a row and no more. Without
-        `state` only that is told. Whether it raised nothing."""
+        """Runs `action`, which returns a detail. An exception becomes a row and nothing more.
+        Without `state`, success adds no row. Returns whether nothing was raised."""
         try:
             detail = action() or ""
             if state:
@@ -65,7 +65,7 @@ class Context:
         return result
 
     def run_ranks(self, command, ranks, seconds, environment=None):
-        """The ranks are hosts of their own, on the CPU as on the one GPU."""
+        """Each rank is its own host, on the CPU as on the one GPU."""
         results = run_ranks(command, ranks, self.bundle.environment(environment),
                             self.seconds(seconds), one_gpu=True)
         self._log(command, results)
@@ -82,7 +82,7 @@ class Context:
 
 
 def at_once(actions, threads):
-    """Calls each, `threads` at a time, and waits for all of them."""
+    """Calls each action, `threads` at a time, and waits for all of them."""
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         for call in [pool.submit(action) for action in actions]:
             call.result()
@@ -104,7 +104,7 @@ def run_stage(stage, context, has_device):
 
 
 def run_stages(stages, context, seconds, has_device):
-    """Each stage runs; where there is no device it checks what needs none. Neighbours that time
+    """Runs each stage; without a device, only its checks that need none. Adjacent stages that time
     nothing run side by side."""
     end = context.clock() + seconds
     for timed, group in itertools.groupby(stages, lambda stage: getattr(stage, "TIMED", True)):

@@ -1,4 +1,4 @@
-"""Stage 6: ours at 350M with one thing changed at a time, as far as the time goes."""
+"""Stage 6: ours at 350M with one change at a time, as far as the time allows."""
 
 import json
 import statistics
@@ -28,7 +28,7 @@ VARIANTS = (
 )
 TENSOR = ["--set", "parallel.tensor_model_parallel_size=2",
           "--set", "parallel.sequence_parallel=true"]
-# Of two ranks, which share the GPU and talk by sockets: products that wait for them, or do not.
+# Two ranks share the GPU and communicate by sockets: products that wait for them, or do not.
 OF_TWO_RANKS = (
     ("two ranks of tp with sp", TENSOR),
     ("the same, overlapped", [*TENSOR, "--set", "parallel.tp_comm_overlap=true"]),
@@ -47,7 +47,7 @@ def check(context):
 
 
 def measure_two(context, size, data, words):
-    """The median of an iteration of `lockstep train`."""
+    """Measures the median iteration of `lockstep train`."""
     output = context.folder / f"two_ranks_{len(words)}"
     command = [context.bundle / "lockstep", "train", write_config(context, size, data, 1), *words,
                "--set", f"train.device={context.device}",

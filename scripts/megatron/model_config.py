@@ -1,10 +1,10 @@
-"""The arguments that Megatron-LM saves with a model, and config.json as transformers reads it."""
+"""The arguments that Megatron-LM saves with a model, and transformers' config.json."""
 
 from torch_dist import fail
 
 
 class Model:
-    """What Megatron-LM's arguments say, by name, checked as far as it is used."""
+    """Megatron-LM's arguments by name; those that are used are checked."""
 
     def __init__(self, arguments):
         self.given = arguments if isinstance(arguments, dict) else vars(arguments)
@@ -104,7 +104,7 @@ def config_of(model, vocab_size, dtype):
     length, width = model["max_position_embeddings"], model["hidden_size"]
     epsilon = model.get("norm_epsilon", model.get("layernorm_epsilon", 1e-5))
     if model.gpt2:
-        fused = model.get("bias_gelu_fusion", True)  # which approximates gelu with tanh
+        fused = model.get("bias_gelu_fusion", True)  # the fused GELU approximates with tanh
         return config | {
             "activation_function": "gelu_new" if fused else "gelu", "n_layer": model.layers,
             "n_embd": width, "n_head": model.heads, "n_inner": model.ffn, "n_positions": length,

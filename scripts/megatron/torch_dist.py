@@ -14,7 +14,7 @@ def fail(text):
 
 
 class Checkpoint:
-    """The tensors of a folder, each read by itself."""
+    """The tensors of a folder, each read on its own."""
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
@@ -38,7 +38,7 @@ class Checkpoint:
         return list(self.tensors[key].size)
 
     def read(self, key, first=None):
-        """The tensor, or element `first` of its first dimension."""
+        """Reads the tensor, or element `first` of its first dimension."""
         self.read_keys.add(key)
         entry = self.tensors[key]
         size = list(entry.size)

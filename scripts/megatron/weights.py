@@ -1,4 +1,4 @@
-"""Names and shapes of Megatron-LM's weights in Hugging Face's files."""
+"""Maps Megatron-LM's weights to the names and shapes of Hugging Face's files."""
 
 import torch
 
@@ -6,13 +6,13 @@ from torch_dist import fail
 
 
 class Weights:
-    """Pairs of transformers' name and a function that reads the tensor, in the order of writing."""
+    """Yields transformers' name, the shape and a function that reads the tensor, in file order."""
 
     def __init__(self, checkpoint, model, vocab_size):
         self.checkpoint, self.model, self.vocab_size = checkpoint, model, vocab_size
 
     def find(self, layer, *names):
-        """(key, index) of the first of `names` that layer `layer` has."""
+        """Returns (key, index) of the first of `names` that layer `layer` has."""
         for name in names:
             for key, first in ((f"decoder.layers.{layer}.{name}", None),
                                (f"decoder.layers.{name}", layer)):
@@ -36,12 +36,12 @@ class Weights:
         return self.same(theirs, (key, None), lambda x: x[:self.vocab_size], size)
 
     def parts(self, names, place, shapes, split):
-        """Several tensors of one that is read for each."""
+        """Yields several parts of one tensor, which is read again for each."""
         for index, (name, shape) in enumerate(zip(names, shapes)):
             yield name, shape, lambda index=index: split(self.checkpoint.read(*place))[index]
 
     def heads(self, x):
-        """Rows group by group -> queries, keys, values."""
+        """Splits rows ordered by group into queries, keys, values."""
         model = self.model
         each = model.heads // model.groups
         groups = x.reshape(model.groups, each + 2, model.channels, *x.shape[1:])

@@ -18,7 +18,7 @@
 namespace lockstep::testing {
 namespace {
 
-/// Removed at the end.
+/// A folder that is removed at the end.
 class ScratchFolder {
  public:
   ScratchFolder() {
@@ -40,7 +40,7 @@ class ScratchFolder {
   std::string path_;
 };
 
-/// Whole tensors by name and state, put together from what ranks hold.
+/// Whole tensors by name and state, assembled from the parts that ranks hold.
 class WholeState {
  public:
   void add(const std::vector<StateTensor>& tensors) {

@@ -17,7 +17,7 @@ double value_of(const std::function<at::Tensor()>& loss) {
   return loss().item<double>();
 }
 
-/// The one with the largest gradient, and others at equal distances.
+/// The element with the largest gradient, and others at equal distances.
 std::set<int64_t> chosen_elements(const at::Tensor& grad, int64_t count) {
   const int64_t numel = grad.numel();
   std::set<int64_t> chosen = {grad.abs().argmax().item<int64_t>()};

@@ -18,7 +18,7 @@ namespace lockstep::testing {
 /// Values of whole parameters by their names.
 using WholeWeights = std::map<std::string, at::Tensor>;
 
-/// Those that the model starts from in one process.
+/// The weights that the model starts from in one process.
 WholeWeights weights_in_one_process(const MakeModule& make, uint64_t seed);
 
 class TrainedRank {

@@ -9,7 +9,7 @@
 namespace lockstep::testing {
 namespace {
 
-/// Of the thread: libtorch's callbacks are plain functions.
+/// Per thread, because libtorch's callbacks are plain functions.
 thread_local ActivationTrace::Recorder* current = nullptr;
 
 bool draws_random_numbers(std::string_view operation) {

@@ -33,7 +33,8 @@ struct Comparison {
   double tolerance() const;
 };
 
-/// Where the activations or the loss of the ranks depart from those of one process; unset: nowhere.
+/// The place where the activations or the loss of the ranks differ from those of one process;
+/// unset: they do not.
 std::optional<Finding> forward_fault(const Comparison& comparison);
 
 /// A use of the parameter that one process has in forward and no rank has; unset: none.

@@ -13,7 +13,7 @@
 namespace lockstep::testing {
 namespace {
 
-/// Which use of which parameter.
+/// Identifies a use of a parameter.
 struct UseKey {
   int64_t microbatch;
   std::string param;
@@ -49,7 +49,7 @@ class Uses {
   std::map<UseKey, size_t> position_;
 };
 
-/// A use whose input is not that of one process.
+/// A use whose input differs from that in one process.
 struct BadInput {
   int64_t rank = 0;
   UseKey key = {};
@@ -75,7 +75,7 @@ class ForwardFault {
     return cause_of_loss(total);
   }
 
-  /// A use that one process has before the place `end` and no rank has, of `param` if that is set.
+  /// A use that one process has before place `end` but no rank has; only of `param`, if set.
   std::optional<Finding> missing_use(size_t end, const std::string& param = "") const {
     for (size_t i = 0; i < std::min(end, whole_.in_order().size()); ++i) {
       const auto& [key, use] = whole_.in_order()[i];
@@ -102,7 +102,7 @@ class ForwardFault {
     return rank;
   }
 
-  /// Of the data-parallel ranks of `rank`.
+  /// The loss of the data-parallel ranks of `rank`.
   double loss_of(int64_t rank) const {
     const RankList group = c_.grids.group_of(GroupKind::dp_cp, rank);
     double total = 0;
@@ -152,7 +152,7 @@ class ForwardFault {
     return first;
   }
 
-  /// The use before number `i`, by its first parameter.
+  /// Notes the use before number `i`, by its first parameter.
   static void note_before(const std::vector<std::pair<UseKey, const ParamUse*>>& order, size_t i,
                           BadInput& bad) {
     for (const ParamUse* const own = order[i].second; i > 0 && order[i].second == own;) --i;
@@ -168,7 +168,7 @@ class ForwardFault {
                        [&](const at::Tensor& part) { return is_part(part, wholes); });
   }
 
-  /// The ranks beside `rank` along the axis that cuts the parameter's matrices.
+  /// The ranks along the axis that cuts the parameter's matrices, `rank` among them.
   RankList tensor_ranks(int64_t rank, const std::string& param) const {
     const NamedParameter* const local = c_.find(rank, param);
     const ParamDescription description = local ? local->description : ParamDescription();
@@ -180,7 +180,7 @@ class ForwardFault {
     return lockstep::to_string(tensor_axis(local ? local->description : ParamDescription()));
   }
 
-  /// The sum over those ranks of the first output of a use; undefined where it cannot be formed.
+  /// The sum over those ranks of the first output of a use; undefined if it cannot be formed.
   at::Tensor sum_of_outputs(int64_t rank, const UseKey& key) const {
     at::Tensor sum;
     for (const int64_t member : tensor_ranks(rank, key.param)) {
@@ -193,7 +193,7 @@ class ForwardFault {
     return sum;
   }
 
-  /// A parameter of `use` that each tensor-parallel rank has added once more.
+  /// Finds a parameter of `use` that every tensor-parallel rank has added.
   std::optional<Finding> added_on_every_rank(int64_t rank, const UseKey& key,
                                              const ParamUse& use) const {
     const auto ranks = static_cast<double>(tensor_ranks(rank, key.param).size());

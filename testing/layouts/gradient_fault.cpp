@@ -52,7 +52,7 @@ class GradientFault {
     return c_.grids.group_of(replicas(param_->description), rank);
   }
 
-  /// What the data-parallel reduction makes of the local gradients.
+  /// The result of the data-parallel reduction of the local gradients.
   at::Tensor over_replicas(int64_t rank) const {
     at::Tensor sum;
     for (const int64_t member : replicas_of(rank))
@@ -65,7 +65,7 @@ class GradientFault {
     return is_near(found, expected(rank), tolerance_);
   }
 
-  /// The factor by which `found` exceeds what is right, where there is one.
+  /// The factor by which `found` differs from the right gradient, if there is one.
   std::optional<double> ratio(const at::Tensor& found, int64_t rank) const {
     const at::Tensor right_one = expected(rank);
     const double norm = right_one.square().sum().item<double>();
@@ -97,7 +97,7 @@ class GradientFault {
                : "";
   }
 
-  /// A factor that the ranks share which have other samples or tokens.
+  /// Finds a factor that is the same on the ranks that have other samples or tokens.
   std::optional<Finding> over_batch() const {
     const int64_t rank = holders_.front();
     const auto factor = ratio(over_replicas(rank), rank);
@@ -124,11 +124,11 @@ class GradientFault {
     return std::holds_alternative<Shard>(param_->description.placement(axis));
   }
 
-  /// What the ranks of an axis hold after the data-parallel reduction.
+  /// The gradients that the ranks of an axis hold after the data-parallel reduction.
   struct OverAxis {
-    bool each = true;              ///< is right on each
-    bool sum = true;               ///< their sum is
-    bool mean = true;              ///< their mean is
+    bool each = true;              ///< each rank's is right
+    bool sum = true;               ///< their sum is right
+    bool mean = true;              ///< their mean is right
     std::set<int64_t> users = {};  ///< positions on the axis with a gradient that is not zero
   };
 
@@ -201,7 +201,7 @@ class GradientFault {
                                axis, upstream));
   }
 
-  /// Copies on several stages that nobody ties.
+  /// Finds copies on several stages that are not tied.
   std::optional<Finding> over_stages() const {
     if (c_.grids.size(GroupKind::pp) < 2 || param_->description.is_on_several_stages()) return {};
     at::Tensor total;
@@ -246,7 +246,7 @@ class GradientFault {
   const NamedParameter* param_ = nullptr;
 };
 
-/// The parameters in the order in which forward reaches them first. A fault of backward spoils
+/// The parameters in the order in which forward reaches them first. A fault in backward spoils
 /// those before it.
 std::vector<std::string> in_forward_order(const Comparison& comparison) {
   std::vector<std::string> order;

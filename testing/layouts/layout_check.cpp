@@ -16,12 +16,12 @@ namespace {
 
 constexpr double kWeightTolerance = 100;  // of options.tolerance
 
-/// For std::max, in which NaN would get lost.
+/// Replaces std::max, which would lose NaN.
 void note(double& most, double value) {
   if (std::isnan(most) || value > most) most = value;
 }
 
-/// The losses of all data-parallel groups against one process.
+/// The largest relative difference between a data-parallel group's loss and that in one process.
 double loss_difference(const Comparison& comparison) {
   const double expected = comparison.whole().loss;
   double most = 0;
@@ -95,7 +95,7 @@ std::optional<Finding> weight_fault(const Comparison& comparison, double& differ
   return finding;
 }
 
-/// Of a step whose gradients nobody made final.
+/// The finding for a step whose gradients were not made final.
 Finding not_final(const Comparison& comparison, const std::string& message) {
   double ignored = 0;
   std::string name;

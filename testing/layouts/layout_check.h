@@ -18,7 +18,7 @@ struct Finding {
   std::string pass = {};
   std::string parameter = {};  ///< by its global name; empty if none can be named
   std::string axis = {};       ///< "tp", "dp-cp", ...; empty if no single one is at fault
-  /// What was found over what is right, if that is one number.
+  /// The ratio of the found value to the right one, if that is one number.
   std::optional<double> factor = {};
   int64_t step = 0;
   std::string text = {};  ///< what is wrong, and what to do

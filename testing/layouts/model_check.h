@@ -48,7 +48,8 @@ OptimizerConfig plain_sgd();
 struct CheckOptions {
   int64_t steps = 2;  ///< of training; one step already shows errors of the first gradients
   int64_t microbatches = 2;
-  /// Of losses and gradients, relative to the largest of the model's; weights get 100 times that.
+  /// The tolerance of losses and gradients, relative to the largest of the model's; weights get 100
+  /// times that.
   double tolerance = 1e-12;
   uint64_t seed = 1234;
   DistributedDataParallelConfig ddp = {};

@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* kCaller = "check_layouts";
 
-/// A copy, in which infinity stands for NaN.
+/// A copy with infinity in place of NaN.
 at::Tensor copy_of(const at::Tensor& tensor) {
   return at::nan_to_num(tensor.detach(), INFINITY, INFINITY, -INFINITY);
 }
@@ -37,7 +37,7 @@ void assign(const std::vector<NamedParameter>& params, const TensorsByName& valu
   for (const NamedParameter& param : params) at::Tensor(param.tensor).copy_(values.at(param.name));
 }
 
-/// What all of a constant parameter's elements are told apart by.
+/// Adds noise to constant parameters, so that their elements can be told apart.
 void make_generic(const std::vector<NamedParameter>& params) {
   const at::NoGradGuard no_grad;
   for (const NamedParameter& param : params) {
@@ -61,7 +61,7 @@ void finalize(const CheckedModel& model, torch::nn::Module& module, DistributedD
     finalize_model_grads({&ddp}, num_tokens);
 }
 
-/// Updates the weights of the one process by what plain autograd gave.
+/// Updates the weights of the single process with the gradients of plain autograd.
 class PlainUpdate {
  public:
   explicit PlainUpdate(const CheckedModel& model)

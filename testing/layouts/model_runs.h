@@ -24,7 +24,7 @@ struct CheckedModel {
 /// parameter that is trained.
 RunRecord run_in_one_process(const CheckedModel& model);
 
-/// What the ranks of a layout do. If `reference` reveals wrong shapes, nothing is trained.
+/// The run of the ranks of a layout. If `reference` reveals wrong shapes, nothing is trained.
 struct LayoutRun {
   std::vector<RunRecord> ranks;
   std::optional<Finding> finding = {};  ///< of parameters that do not fit, or an exception

@@ -21,7 +21,7 @@ at::Tensor chunk_of(const at::Tensor& tensor, int64_t dim, const AxisPlace& plac
   return tensor.narrow(dim, first, std::min(length, size - first));
 }
 
-/// `whole` with as many rows as `rows`.
+/// `whole` with `rows` rows, cut or padded with zeros.
 at::Tensor with_rows(const at::Tensor& whole, int64_t rows) {
   if (rows <= whole.size(0)) return whole.narrow(0, 0, rows);
   std::vector<int64_t> shape = whole.sizes().vec();

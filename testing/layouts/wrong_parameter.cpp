@@ -24,7 +24,7 @@ const NamedParameter* find(const std::vector<NamedParameter>& params, const std:
   return found == params.end() ? nullptr : &*found;
 }
 
-/// A parameter of the one process from whose values those of `param` could come.
+/// The parameter of the single process from which `values` could come; empty if there is none.
 std::string same_values(const RunRecord& reference, const at::Tensor& values) {
   for (const auto& [name, whole] : reference.own_initial)
     if (values.numel() > 1 && largest(values) > 0 && values.sizes() == whole.sizes() &&

@@ -17,8 +17,8 @@ namespace {
 using testing::TemporaryFolder;
 using testing::throws_with;
 
-/// A checkpoint of two ranks: "w" [4, 6] cut by columns, its "exp_avg" cut into flat ranges too,
-/// "b" [3] whole.
+/// A checkpoint of two ranks: "w" [4, 6] is cut by columns, its "exp_avg" also into flat ranges,
+/// and "b" [3] is whole.
 class CheckpointDamageTest : public ::testing::Test {
  protected:
   CheckpointDamageTest() {
@@ -66,7 +66,7 @@ class CheckpointDamageTest : public ::testing::Test {
     folder_.write("step_7/manifest.textproto", text);
   }
 
-  /// The manifest with one text for another, and a checksum that fits.
+  /// The manifest with `from` replaced by `to`, and a matching checksum.
   std::string edited(const std::string& from, const std::string& to) const {
     std::string body = text_.substr(0, text_.rfind("# crc32"));
     const auto at = body.find(from);
@@ -131,8 +131,8 @@ TEST_F(CheckpointDamageTest, EveryByteOfTheManifestIsGuarded) {
   }
 }
 
-/// Whoever edits a manifest may fit the checksum too. Then it is read as it is, or refused; in any
-/// case what it says lies inside the files.
+/// Someone who edits a manifest may also update the checksum. The manifest is then read as it is,
+/// or refused; either way its offsets lie inside the files.
 TEST_F(CheckpointDamageTest, EveryFlippedByteUnderAFittingChecksumIsReadOrRefused) {
   const std::string body = text_.substr(0, text_.rfind("# crc32"));
   int refused = 0, taken = 0;
@@ -217,7 +217,7 @@ TEST_F(CheckpointDamageTest, EveryByteOfAShardIsGuarded) {
   }
 }
 
-/// Under a checksum that fits; the file's own header says where the tensor is.
+/// The checksum matches, but the header of the tensors' file gives another place.
 TEST_F(CheckpointDamageTest, LoadingRefusesAPlaceThatVerifyRefuses) {
   const int64_t place = manifest_.find("w", "")->pieces.front().offset;
   for (const int64_t lie : {int64_t{3}, place - 4}) {
@@ -248,7 +248,7 @@ TEST_F(CheckpointDamageTest, ARunMayRemoveOrReplaceWhatIsRead) {
   EXPECT_FALSE(reader.is_unchanged());
 }
 
-/// A header that is damaged, under checksums that fit.
+/// A damaged header, with matching checksums.
 TEST_F(CheckpointDamageTest, EveryByteOfAHeaderIsReadOrRefused) {
   const std::string whole = folder_.read("step_7/rank_00001.safetensors");
   const size_t header = whole.find("}}") + 2;
@@ -262,7 +262,7 @@ TEST_F(CheckpointDamageTest, EveryByteOfAHeaderIsReadOrRefused) {
     write_manifest(edited("[" + sum + "]", "[" + std::to_string(crc32(damaged)) + "]"));
     taken += verify_checkpoint(step_).empty() ? 1 : 0;
   }
-  EXPECT_LT(taken, 30);  // letters of the metadata
+  EXPECT_LT(taken, 30);  // only letters in the metadata
 }
 
 TEST_F(CheckpointDamageTest, WhatIsNoFileOfTheCheckpointIsRefused) {

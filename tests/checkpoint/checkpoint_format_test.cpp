@@ -31,7 +31,7 @@ TEST(TensorBox, IsMegatronCoresShardedTensor) {
 }
 
 TEST(TensorBox, OfTwoCutsOfOneDimensionTheFirstCutsFirst) {
-  // Part 1 of 2, and of that part 2 of 3: elements 5 * 4 on of 24.
+  // Part 1 of 2, and of that part 2 of 3: of 24 elements, those from 5 * 4 on.
   const TensorBox box = box_of({4}, {{0, 1, 2}, {0, 2, 3}});
   EXPECT_EQ(box.shape, (Sizes{24}));
   EXPECT_EQ(box.start, (Sizes{20}));
@@ -77,7 +77,7 @@ TEST(TensorBox, OverlapsAreThoseOfTheElementsInTwoThousandRandomPairs) {
     for (int64_t dims = number(0, 4); dims > 0; --dims) shape.push_back(number(1, 5));
     const TensorPart target = part_of(shape), source = part_of(shape);
     const Sizes of_target = global_indices(target.box), of_source = global_indices(source.box);
-    std::map<int64_t, int64_t> expected, found;  // position in target -> in source
+    std::map<int64_t, int64_t> expected, found;  // position in target -> position in source
     for (int64_t t = target.range.first; t < target.range.last; ++t)
       for (int64_t s = source.range.first; s < source.range.last; ++s)
         if (of_target[static_cast<size_t>(t)] == of_source[static_cast<size_t>(s)]) expected[t] = s;
@@ -109,7 +109,7 @@ TEST(TensorBox, TilingErrorsAreNamed) {
 }
 
 // The golden case of Megatron Core's test of its fully parallel save: 8 ranks, tp 2. Even ranks
-// hold the first parts of the keys that are cut over tp, odd ranks the second.
+// hold the first part of the keys that tp cuts, odd ranks the second.
 TEST(SavePlan, IsMegatronCoresFullyParallelSave) {
   const Sizes all = {0, 1, 2, 3, 4, 5, 6, 7}, even = {0, 2, 4, 6}, odd = {1, 3, 5, 7};
   std::vector<SaveUnit> units = {{"key_TP_repl1.0", 40, even},
@@ -140,7 +140,7 @@ TEST(SavePlan, CopiesThatAreCutElsewhereAreWrittenOnce) {
   EXPECT_EQ(kept({"a#0:4", "a#3:9", "a#0:3", "a#4:9", "b#0:9"}), (Keys{"a#0:4", "a#4:9", "b#0:9"}));
   EXPECT_EQ(kept({"a", "a#0:4", "a#4:9"}), (Keys{"a"}));
   const Keys gap = {"a#0:4", "a#5:9"}, odd = {"a#", "a#1", "a#1:", "a#:2", "a#1:2x"};
-  EXPECT_EQ(kept(gap), gap);  // the manifest's check will tell
+  EXPECT_EQ(kept(gap), gap);  // the manifest's check will report it
   EXPECT_EQ(kept(odd), odd);
 }
 
@@ -155,7 +155,7 @@ TEST(SavePlan, MergesWhatTheRanksHold) {
   EXPECT_TRUE(throws_with<FileError>([] { parse_held_units("4 c\nx"); }, "after 1 entries"));
 }
 
-/// What a write that is interrupted before its manifest leaves.
+/// Leaves the files of a write that is interrupted before its manifest.
 void leave_unfinished(const std::string& folder, int64_t iteration) {
   const PartialCheckpoint partial(folder, iteration);
   std::filesystem::create_directories(partial.file(""));
@@ -212,7 +212,7 @@ TEST(CheckpointFolder, ALatestThatHasLostItsFirstNameIsToldOf) {
                   "counts");
     EXPECT_EQ(doubt_about_newest(path + "/step_10"), "");
   }
-  // What a save leaves that ends before it has replaced `latest`, and what a person removes.
+  // `latest` as a save leaves it that ends before replacing it, or after a person removes folders.
   for (const char* good : {"step_20\nstep_10\n", "step_40\nstep_30\nstep_20\n", "8\n", ""}) {
     folder.write("latest", good);
     EXPECT_EQ(doubt_about_newest(path), "") << good;
@@ -246,7 +246,7 @@ TEST(CheckpointFolder, KeepsTheNewest) {
 TEST(CheckpointFolder, NewestUntilFollowsTheOrderOfSavingNotOfNumbers) {
   const TemporaryFolder folder;
   const std::string path = folder.path();
-  for (const int64_t iteration : {40, 10, 20}) save_empty(path, iteration);  // anew from 0
+  for (const int64_t iteration : {40, 10, 20}) save_empty(path, iteration);  // from 0 again
   const auto all = complete_checkpoints(path);
   EXPECT_EQ(newest_until(all, 100), path + "/step_20");
   EXPECT_EQ(newest_until(all, 19), path + "/step_10");
@@ -265,7 +265,7 @@ TEST(CheckpointFolder, ACheckpointThatLiesElsewhereLosesItsLinkAlone) {
   EXPECT_EQ(names(elsewhere.path()), (Names{"step_1"}));
 }
 
-// Taking it for an empty one would start a run anew, or from the wrong step.
+// If it counted as empty, a run would start from scratch, or from the wrong step.
 TEST(CheckpointFolder, WhatCannotBeReadIsNoEmptyFolder) {
   const TemporaryFolder folder;
   const std::filesystem::path steps = folder.path() / "steps", latest = steps / "latest";
@@ -311,7 +311,7 @@ TEST(CheckpointFolder, AFileIsReplacedAndALinkIsNotFollowed) {
 
 TEST(ShardFile, ReadsOnlyTheBlocksThatHoldWhatIsAsked) {
   const TemporaryFolder folder;
-  std::vector<int32_t> numbers(1 << 20);  // four blocks, and the header
+  std::vector<int32_t> numbers(1 << 20);  // four blocks plus the header
   std::iota(numbers.begin(), numbers.end(), 0);
   const TensorPart part{whole_box({1 << 20}), {0, 1 << 20}};
   const WrittenShard shard =

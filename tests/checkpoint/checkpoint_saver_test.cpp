@@ -64,7 +64,7 @@ TEST_F(CheckpointSaverTest, AnAsynchronousSaveHoldsWhatWasThereWhenItWasCalled) 
   }
 }
 
-/// Rank 0 waits for what rank 1 reports, which goes elsewhere until rank 0 gets another report.
+/// Rank 0 waits for rank 1's report, which goes to another folder, until the test gives it one.
 TEST_F(CheckpointSaverTest, ABusySaveIsSkippedAndItsFailureReachesTheLoop) {
   const std::string into = folder("busy"), elsewhere = folder("elsewhere");
   const std::string report = into + "/step_1.partial/rank_00001.report";
@@ -122,7 +122,7 @@ TEST_F(CheckpointSaverTest, WeightsOfAnyRankThatAreNotFiniteAreNotSaved) {
     const std::string into = folder("infinite" + std::to_string(async));
     testing::run_ranks(3, [&](const ParallelState& state) {
       CheckpointSaver saver(state, {.folder = into, .keep = 1, .async = async});
-      // Each rank holds a tensor of its own, and rank 2's optimizer has an infinite square.
+      // Each rank holds its own tensor. The optimizer of rank 2 has an infinite square.
       const std::string name = "w" + std::to_string(state.rank());
       const at::Tensor values = at::full({1000}, 1.0F), squares = at::full({1000}, 1.0F);
       const TensorPart whole = {whole_box({1000}), {0, 1000}};
@@ -164,10 +164,10 @@ TEST_F(CheckpointSaverTest, OneRunAtATimeHasAFolder) {
                                        "checkpoint.save: folder '" + into + "' is taken"));
     EXPECT_TRUE(throws_with<FileError>([&] { FolderLock{into}; },
                                        ", process " + std::to_string(::getpid()) + ")"));
-    barrier(state.world(), "end");  // until then the first rank holds the lock
+    barrier(state.world(), "end");  // the first rank holds the lock until here
   });
   EXPECT_FALSE(std::filesystem::exists(into));
-  // A run that was killed leaves the file, but not its lock.
+  // A killed run leaves the file, but not its lock.
   std::filesystem::create_directory(into);
   std::ofstream(into + "/lock") << "host gone, process 1, and more of it";
   const FolderLock lock(into);
@@ -187,14 +187,14 @@ TEST_F(CheckpointSaverTest, FoldersThatALockHasMadeGoWithItIfTheyAreEmpty) {
     EXPECT_FALSE(std::filesystem::exists(inner));
     EXPECT_TRUE(std::filesystem::exists(outer + "/middle/kept"));
     std::filesystem::remove(outer + "/middle/kept");
-    // What was there before stays, empty as it may be.
+    // Folders that existed before stay, even if empty.
     { const FolderLock lock(outer + "/middle" + end); }
     EXPECT_TRUE(std::filesystem::is_empty(outer + "/middle"));
     std::filesystem::remove_all(outer);
   }
 }
 
-// Checkpoints inside it would never be found: it is its own newest.
+// Checkpoints inside it would never be found: it counts as its own newest.
 TEST_F(CheckpointSaverTest, ACheckpointsOwnFolderIsNoPlaceToSave) {
   const std::string into = folder("steps");
   testing::run_ranks(2, [&](const ParallelState& state) {

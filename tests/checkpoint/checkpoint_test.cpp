@@ -45,7 +45,7 @@ class CheckpointTest : public ::testing::Test {
 
   std::string folder(const std::string& name) const { return folder_.path() / name; }
 
-  /// Loss and gradient norm of further iterations, as rank 0 sees them.
+  /// Loss and gradient norm of the next `count` iterations, as rank 0 sees them.
   static std::vector<double> steps(Trainer& trainer, int64_t count) {
     std::vector<double> values;
     for (int64_t i = 0; i < count; ++i) {
@@ -56,7 +56,7 @@ class CheckpointTest : public ::testing::Test {
     return values;
   }
 
-  /// Trains and saves in `into`; the curve of the iterations after that.
+  /// Trains and saves in `into`. Returns the curve of the iterations after the save.
   std::vector<double> save(const Layout& layout, const std::string& into,
                            const std::vector<std::string>& more = {}) const {
     std::vector<double> curve;
@@ -74,7 +74,7 @@ class CheckpointTest : public ::testing::Test {
     return load_each(layout, {from}, more).front();
   }
 
-  /// Goes on from each of the checkpoints in turn, always with a new trainer; their curves.
+  /// Resumes from each checkpoint in turn, each time with a new trainer. Returns the curves.
   std::vector<std::vector<double>> load_each(const Layout& layout,
                                              const std::vector<std::string>& folders,
                                              const std::vector<std::string>& more) const {
@@ -111,7 +111,7 @@ class CheckpointTest : public ::testing::Test {
         options);
   }
 
-  /// Saves on each layout and goes on on each: the next kAfter losses and gradient norms.
+  /// Saves on each layout and resumes on each. Compares the next kAfter losses and gradient norms.
   void check_pairs(const std::vector<Layout>& layouts, const std::vector<std::string>& more) const {
     std::vector<std::string> folders;
     std::vector<std::vector<double>> expected;
@@ -136,7 +136,7 @@ class CheckpointTest : public ::testing::Test {
   std::string text_;
 };
 
-/// Each in as few micro-batches as it can have.
+/// Each uses as few micro-batches as it can.
 const std::vector<Layout>& layouts() {
   static const std::vector<Layout> list = {
       {"one rank", 1, {"train.micro_batch_size=4"}},
@@ -264,7 +264,7 @@ TEST_F(CheckpointTest, TheDistributedOptimizersStateIsWrittenByItsOwners) {
   int64_t cut = 0;
   for (const ManifestTensor& tensor : reader.manifest().tensors)
     cut += tensor.pieces.size() > 1 ? 1 : 0;
-  EXPECT_GE(cut, 1);  // a parameter that lies over the border of two shards
+  EXPECT_GE(cut, 1);  // a parameter that crosses the border of two shards
 }
 
 TEST_F(CheckpointTest, WhatCannotBeLoadedIsNamed) {

@@ -78,7 +78,7 @@ TEST(CopyHoldersTest, TextsOfHeldCopiesComeBack) {
     EXPECT_THROW(parse_held_copies(bad), FileError) << bad;
 }
 
-/// The newest copy of which the union of all lists has every part, by trying one after the other.
+/// The newest copy for which all lists together have every part, found by trying each copy.
 std::optional<CopyId> newest_by_trying(const std::vector<std::vector<HeldCopy>>& of_ranks,
                                        int64_t least) {
   std::set<CopyId> ids;
@@ -99,7 +99,7 @@ std::optional<CopyId> newest_by_trying(const std::vector<std::vector<HeldCopy>>&
   return std::nullopt;
 }
 
-/// Two copies of a round, the second cut short at any point, of which some ranks are lost.
+/// Two copies of a round, the second cut short at a random point. Some ranks are lost.
 TEST(CopyHoldersTest, AfterRandomLossesTheNewestWholeCopyIsChosen) {
   Random random(2);
   int found = 0, second = 0, lost = 0;
@@ -154,7 +154,7 @@ TEST(CopyHoldersTest, AfterRandomLossesTheNewestWholeCopyIsChosen) {
   EXPECT_GT(lost, 200);
 }
 
-/// All of `held` but those of `left_out`.
+/// The newest copy without the ranks in `left_out`.
 std::optional<CopyId> newest_without(std::vector<std::vector<HeldCopy>> held,
                                      const std::set<size_t>& left_out) {
   for (const size_t rank : left_out) held[rank].clear();
@@ -241,7 +241,7 @@ TEST(BlockTransfersTest, RanksWithDifferentGiversTakeTogetherEachInItsOrder) {
       if (transfer.to == 2) blocks.push_back(transfer.block);
   }
   EXPECT_EQ(blocks, std::vector<int64_t>({6, 7, 0, 1, 2, 3, 4, 5}));
-  EXPECT_EQ(plan_transfers({{}, {{0, 0, 8}}, {{0, 0, 8}}}, {{0}}, 4).size(), 4u);  // one giver
+  EXPECT_EQ(plan_transfers({{}, {{0, 0, 8}}, {{0, 0, 8}}}, {{0}}, 4).size(), 4u);  // only one giver
 }
 
 TEST(BlockTransfersTest, TheRanksThatHaveAFileShareTheWork) {

@@ -1,4 +1,4 @@
-// config.json of Hugging Face's families: there, back, and what is refused.
+// config.json of Hugging Face's families: import, export, and what is refused.
 
 #include "lockstep/checkpoint/hugging_face_config.h"
 
@@ -180,7 +180,7 @@ TEST(HuggingFaceConfig, DamageIsNamed) {
                       "'mlp_only_layers': found [0,1e+300], allowed: a list of whole numbers"));
 }
 
-// transformers takes rope_scaling, where it is not empty, and then nothing of rope_parameters.
+// transformers uses rope_scaling if it is not empty, and then ignores rope_parameters.
 TEST(HuggingFaceConfig, RotaryAnglesAreThoseOfTransformers) {
   const auto parse = [](const std::string& rope) {
     return parse_hugging_face_config(
@@ -215,7 +215,7 @@ TEST(HuggingFaceConfig, RotaryAnglesAreThoseOfTransformers) {
   }
 }
 
-/// A config.json of `type` with keys beside those that every one has.
+/// Parses a config.json of `type` with `keys` in addition to those that all families have.
 TransformerConfig parse_family(const std::string& type, const std::string& keys) {
   return parse_hugging_face_config(
       R"({"num_hidden_layers":4,"hidden_size":32,"num_attention_heads":32,"intermediate_size":48,)"
@@ -224,7 +224,7 @@ TransformerConfig parse_family(const std::string& type, const std::string& keys)
       "config.json");
 }
 
-// As the classes of transformers 5.23 have them.
+// As in the classes of transformers 5.23.
 TEST(HuggingFaceConfig, WhatAMissingKeyMeansDiffersByFamily) {
   EXPECT_EQ(parse_family("llama", "").num_query_groups, 32);
   EXPECT_EQ(parse_family("mistral", "").num_query_groups, 8);
@@ -301,10 +301,10 @@ TEST(HuggingFaceConfig, AWindowHoldsInAllLayersOrInNone) {
                                        "sliding_attention, full_attention, allowed: full_attention "
                                        "in all layers, or sliding_attention in all"));
   }
-  EXPECT_EQ(parse_family("qwen3_moe", on + "2").window_size, 6);  // which it does not read
+  EXPECT_EQ(parse_family("qwen3_moe", on + "2").window_size, 6);  // does not read max_window_layers
 }
 
-// What transformers 5.23 takes where a key is missing, and its factor on cosines and sines.
+// The values that transformers 5.23 uses for missing keys, and its factor on cosines and sines.
 TEST(HuggingFaceConfig, Yarn) {
   const auto parse = [](const std::string& type, const std::string& keys) {
     return parse_family(type, R"(,"num_key_value_heads":32,"rope_scaling":{"rope_type":"yarn",)"

@@ -28,7 +28,7 @@ constexpr const char* kGpt2 =
     "num_attention_heads: 4 position_embedding_type: \"learned_absolute\" "
     "normalization: \"LayerNorm\" activation: \"gelu_tanh\" add_bias_linear: true";
 
-/// GPT-2's vocab.json with a token a byte.
+/// GPT-2's vocab.json with one token per byte.
 std::string vocabulary_of_bytes() {
   nlohmann::json json;
   int next = 256;
@@ -42,7 +42,7 @@ std::string vocabulary_of_bytes() {
   return json.dump();
 }
 
-/// A model of ours in a checkpoint, and what is exported of it.
+/// One of our models in a checkpoint, and its exports.
 class HuggingFaceShards : public ::testing::Test {
  protected:
   void save(const std::string& family,
@@ -198,7 +198,8 @@ TEST_F(HuggingFaceShards, ALongTableOfPositionsIsCut) {
   }
 }
 
-// Of 12 layers and two tables, two of the largest tensors, and the words of a reader.
+// The model has 12 layers and two tables. The peak is two of the largest tensors, plus what a
+// reader needs.
 TEST_F(HuggingFaceShards, TakeMemoryOfTwoOfTheLargestTensors) {
   for (const char* const family : {kLlama, kGpt2}) {
     save(family, "num_layers: 12 hidden_size: 64 ffn_hidden_size: 256");
@@ -220,7 +221,7 @@ TEST_F(HuggingFaceShards, TakeMemoryOfTwoOfTheLargestTensors) {
         largest = std::max(largest, tensor.numel() * int64_t{sizeof(float)});
         all += tensor.numel() * int64_t{sizeof(float)};
       }
-      // A fused weight and its parts are larger than any of the parts.
+      // A fused weight, together with its parts, is larger than any part.
       const int64_t fused = 2 * 256 * 64 * int64_t{sizeof(float)};
       EXPECT_GT(all, 8 * fused);
       EXPECT_GT(peak_of_export, 0);

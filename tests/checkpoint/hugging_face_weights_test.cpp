@@ -115,7 +115,7 @@ TEST(HuggingFaceWeights, RotatedRowsOfDeepSeekAreInPairs) {
                                      "tensor 'model.layers.2.eh_proj.weight' belongs to no"));
 }
 
-/// A model in transformers' form, in files.
+/// A model in transformers' format, in files.
 class HuggingFaceFiles : public ::testing::Test {
  protected:
   static constexpr const char* kFamilies[] = {
@@ -224,7 +224,7 @@ TEST_F(HuggingFaceFiles, ExpertsBiasesComeBackAndStayInFp32) {
   EXPECT_TRUE(at::equal(back->named_buffers()[name], bias));
 }
 
-// As in the folders where transformers keeps what it has fetched.
+// As in the cache folders of transformers.
 TEST_F(HuggingFaceFiles, FilesMayBeLinks) {
   const NamedTensors whole = write(kFamilies[1]);
   const std::filesystem::path blobs = folder_.path() / "blobs";
@@ -265,7 +265,7 @@ TEST_F(HuggingFaceFiles, EveryByteOfAHeaderThatIsFlippedOrCutIsFoundOrChangesNot
     check(damaged, i);
     check(bytes.substr(0, i), i);
   }
-  EXPECT_GT(refused, static_cast<int>(2 * header - 40));  // letters of the metadata
+  EXPECT_GT(refused, static_cast<int>(2 * header - 40));  // only letters in the metadata
 }
 
 }  // namespace

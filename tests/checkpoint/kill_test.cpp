@@ -24,9 +24,9 @@
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/training/run_checkpoints.h"
 
-// A run of two processes that is killed again and again. Its processes are forks of this one, which
-// has loaded libtorch and started no thread, so that a life costs little. tests/end_to_end/
-// kill_test.py kills some through the command line.
+// A run of two processes that is killed again and again. The processes are forks of this one, which
+// has loaded libtorch and started no thread, so a life costs little. tests/end_to_end/kill_test.py
+// kills some runs through the command line.
 
 namespace lockstep {
 namespace {
@@ -40,14 +40,15 @@ constexpr int64_t kInterval = 2;
 constexpr int64_t kMostLines = 100'000;
 constexpr milliseconds kPatience{20'000};
 
-/// What an iteration of a life gave. All bits count.
+/// The numbers of one iteration of a life. All bits count.
 struct Line {
   int64_t life = 0;
   int64_t iteration = 0;
   std::array<double, 4> numbers = {};  ///< loss, gradient norm, learning rate, samples
 };
 
-/// Memory of this process and of all its forks, so that what was told outlives who told it.
+/// Memory shared by this process and all its forks, so that records outlive the process that wrote
+/// them.
 struct Blackboard {
   std::atomic<int64_t> lines;
   std::array<Line, kMostLines> line;
@@ -66,7 +67,7 @@ struct Life {
   Config config;
   std::string folder;
   int64_t number = 0;
-  int64_t last = 0;  ///< iteration at which it ends by itself
+  int64_t last = 0;  ///< iteration at which it ends on its own
   std::shared_ptr<testing::ReservedPort> port = std::make_shared<testing::ReservedPort>();
 };
 
@@ -91,7 +92,7 @@ void train(const Life& life, const ParallelState& state, Blackboard& board) {
   }
 }
 
-/// A rank, in a process of its own. Ends without destructors, as the program does.
+/// A rank in its own process. Ends without destructors, as the program does.
 [[noreturn]] void be_rank(const Life& life, int rank, Blackboard& board) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   at::set_num_threads(1);
@@ -118,8 +119,8 @@ std::vector<pid_t> begin(const Life& life, Blackboard& board) {
   return ranks;
 }
 
-/// The statuses with which the processes end. What has not ended after `patience` is killed, as a
-/// launcher does it with ranks that wait for one that is gone.
+/// Returns the exit statuses of the processes. Kills those that have not ended after `patience`, as
+/// a launcher does with ranks that wait for a dead one.
 std::vector<int> wait_for_end(const std::vector<pid_t>& ranks, milliseconds patience) {
   std::vector<int> statuses;
   const auto deadline = Clock::now() + patience;
@@ -183,7 +184,7 @@ class KillTest : public ::testing::Test {
   std::string text_;
 };
 
-/// Number of kills, and how the moments are drawn.
+/// An environment variable, such as the number of kills or the seed of their moments.
 int64_t setting(const char* name, int64_t otherwise) {
   const char* const text = std::getenv(name);
   return text == nullptr ? otherwise : std::atoll(text);
@@ -214,8 +215,8 @@ TEST_F(KillTest, EveryLifeGoesOnFromTheLastCheckpointBitForBit) {
       while (!reached() && seconds() < 20 && !any_has_ended(ranks))
         std::this_thread::sleep_for(microseconds(200));
     };
-    // A kill in five comes at any moment of the start, the others after some iterations; most of
-    // these wait for a save to begin.
+    // One kill in five comes at a random moment of the start, the others after some iterations.
+    // Most of these wait for a save to begin.
     const bool in_start = below(1) < 0.2;
     if (in_start) {
       std::this_thread::sleep_for(microseconds(static_cast<int64_t>(1e6 * below(start_seconds))));
@@ -232,8 +233,8 @@ TEST_F(KillTest, EveryLifeGoesOnFromTheLastCheckpointBitForBit) {
     const auto victim = static_cast<size_t>(below(3));  // 2: both
     for (size_t rank = 0; rank < ranks.size(); ++rank)
       if (victim == 2 || victim == rank) ::kill(ranks[rank], SIGKILL);
-    // Whom the kill has spared goes on until it notices; most launchers here are as impatient as
-    // torchrun's.
+    // A surviving rank continues until it notices. Most launchers here are as impatient as
+    // torchrun.
     const bool launcher_waits = !in_start && kill % 8 == 0;
     const auto patience = milliseconds(static_cast<int64_t>(below(300)));
     const auto statuses = wait_for_end(ranks, launcher_waits ? kPatience : patience);

@@ -33,8 +33,8 @@ TEST(FileSize, HasUnitsOf1000AndOf1024) {
         << bad;
 }
 
-// As split_torch_state_dict_into_shards of huggingface_hub 2.4.0 says: a tensor larger than a shard
-// closes none.
+// As in split_torch_state_dict_into_shards of huggingface_hub 2.4.0: a tensor larger than a shard
+// does not close the current shard.
 TEST(AssignShards, LargeTensorsStandAlone) {
   using Shards = std::vector<size_t>;
   EXPECT_EQ(assign_shards({4, 4, 4}, 8), (Shards{0, 0, 1}));
@@ -103,7 +103,7 @@ TEST(SafetensorsIndex, IsReadStrictly) {
                                      "'i': tensor 'a': file 'f"));
 }
 
-/// What a folder holds, name by name.
+/// The names of a folder's entries.
 std::string listing(const std::filesystem::path& folder) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder))

@@ -23,7 +23,7 @@ using Random = std::mt19937;
 
 constexpr int64_t kShared = 700, kSharded = 400000;  // elements; the second has several blocks
 
-/// What element `index` of a tensor holds after an iteration.
+/// The elements in `range` of a tensor after an iteration.
 at::Tensor expected_values(int64_t iteration, int64_t tensor, FlatRange range) {
   return at::arange(range.first, range.last, at::kDouble) * 3 + static_cast<double>(tensor) +
          static_cast<double>(iteration) * 1e7;
@@ -33,7 +33,7 @@ FlatRange range_of(int64_t rank, int64_t ranks) {
   return {kSharded * rank / ranks, kSharded * (rank + 1) / ranks};
 }
 
-/// A weight that all ranks hold, and a part of the optimizer's state that they share out.
+/// A weight that all ranks hold, and optimizer state that is sharded over them.
 std::vector<StateTensor> state_of(int64_t iteration, const ParallelState& state) {
   const FlatRange whole = {0, kShared}, mine = range_of(state.rank(), state.world_size());
   return {{"w", "", {whole_box({kShared}), whole}, expected_values(iteration, 0, whole)},
@@ -54,15 +54,15 @@ void copy_state(StateCopier& copier, int64_t iteration, const ParallelState& sta
   copier.copy(state_of(iteration, state), progress_of(iteration, state.rank()), Config{});
 }
 
-/// What the loss of an iteration costs in a run.
+/// The collective of an iteration's loss in a run.
 void sum_losses(const ParallelState& state) {
   all_reduce(state.world(), at::zeros({3}, at::kDouble), ReduceOp::sum, "loss").wait();
 }
 
 constexpr int64_t kMebibyte = 1 << 20;
 
-/// Whether the ranks together read, on their layout, what held after `iteration`; `mixed`: twice,
-/// and the second time in another order.
+/// Checks that the ranks together read, on their layout, the state after `iteration`. `mixed`: they
+/// read twice, the second time in another order.
 void check_loaded(CopyLoader& loader, int64_t iteration, const ParallelState& state,
                   bool mixed = false) {
   ASSERT_TRUE(loader.id()) << iteration;
@@ -85,8 +85,8 @@ void check_loaded(CopyLoader& loader, int64_t iteration, const ParallelState& st
   EXPECT_EQ(found.spikes, progress.spikes);
 }
 
-/// Bytes that a rank of 3 sends for each replica: its tensors, padded to 64 bytes, checksums of
-/// blocks of 1 MiB, and 8 bytes.
+/// Bytes that one of 3 ranks sends for each replica: its tensors, padded to 64 bytes, the checksums
+/// of blocks of 1 MiB, and 8 bytes.
 int64_t bytes_of_rank(int64_t rank) {
   const auto padded = [](int64_t elements) { return (elements * 8 + 63) / 64 * 64; };
   const int64_t sharded = range_of(rank, 3).numel();
@@ -132,15 +132,15 @@ TEST(StateCopiesTest, ACopySendsTheOwnPartOnceToEachHolderAndNothingElse) {
   }
 }
 
-/// A world of ranks that come and go, with the copies that each keeps.
+/// A world of ranks that come and go, with the copies that each rank keeps.
 struct World {
   std::vector<StateCopies> copies;
-  std::vector<int64_t> finished;  ///< the last iteration whose copy each rank has made
+  std::vector<int64_t> finished;  ///< the last iteration of which each rank has made a copy
 
   explicit World(int64_t ranks)
       : copies(static_cast<size_t>(ranks)), finished(static_cast<size_t>(ranks), 0) {}
 
-  /// Makes copies of iterations `first` to 6; each of `victims` ends before its n-th collective.
+  /// Makes copies of iterations `first` to 6. Each of `victims` ends before its n-th collective.
   void train(int64_t replicas, int64_t round, int64_t first,
              const std::vector<std::pair<int64_t, int64_t>>& victims) {
     std::vector<int64_t> calls(copies.size(), 0);
@@ -164,7 +164,7 @@ struct World {
         options);
   }
 
-  /// The iteration of the newest copy of which the lists of all ranks have every part.
+  /// The iteration of the newest copy for which the lists of all ranks have every part.
   std::optional<int64_t> newest_held() const {
     std::map<CopyId, std::set<int64_t>> parts;
     std::map<CopyId, HeldCopy> copies_by_id;
@@ -251,7 +251,7 @@ TEST(StateCopiesTest, AfterALossTheNextOneFindsTheOldCopyOrTheNew) {
     world.lose({0}, /*replaced=*/true);
     const std::optional<int64_t> wanted = world.newest_held();
     EXPECT_TRUE(wanted || by_all == 0) << at;
-    if (!wanted) continue;  // rank 0 had the only copy of part 2
+    if (!wanted) continue;  // only rank 0 had a copy of part 2
     EXPECT_GE(*wanted, std::max(before, by_all)) << at;
     testing::run_ranks(2, [&](const ParallelState& state) {
       CopyLoader loader(state, world.copies[static_cast<size_t>(state.rank())], 1);
@@ -272,7 +272,7 @@ TEST(StateCopiesTest, CopiesFromBeforeTheCheckpointOnDiskDoNotCount) {
   });
 }
 
-/// A new rank reads while it receives, so that it does not hold all twice.
+/// A new rank reads while it receives, so it does not hold everything twice.
 TEST(StateCopiesTest, WhatARankLacksIsSentPieceByPiece) {
   World world(2);
   world.train(1, 0, 1, {});

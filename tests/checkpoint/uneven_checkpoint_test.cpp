@@ -1,4 +1,4 @@
-// Checkpoints of ranks that hold pieces of different sizes, read by ranks that cut otherwise.
+// Checkpoints of ranks with shards of different sizes, read by ranks that are cut differently.
 
 #include <gtest/gtest.h>
 
@@ -53,7 +53,7 @@ struct SavingRun {
   }
 };
 
-/// The pieces of one rank as a module, trained.
+/// Trains one rank's pieces as a module.
 class Training : public DescribedModule {
  public:
   Training(const ParallelState& state, bool distributed) : state_(state) {

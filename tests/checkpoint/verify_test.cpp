@@ -7,7 +7,7 @@
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/training/trainer.h"
 
-// What every rank of a world of 64 communicates in a step, worked out in one process.
+// What every rank in a world of 64 communicates in a step, computed in one process.
 
 namespace lockstep {
 namespace {

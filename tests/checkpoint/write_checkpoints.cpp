@@ -1,9 +1,9 @@
-// What tests/end_to_end/save_faults_test.py runs a thousand times; without libtorch.
+// The program that tests/end_to_end/save_faults_test.py runs a thousand times; without libtorch.
 //
 // write_checkpoints FOLDER KEEP ITERATION:SAMPLES[:SKIPPED]... saves small checkpoints one after
-// another, as a run does. SAMPLES, the consumed samples, tell two saves of an iteration apart.
+// another, as a run does. SAMPLES (the consumed samples) distinguishes two saves of an iteration.
 //
-// write_checkpoints export FOLDER WEIGHTS CONFIG writes two files, of these texts, as an export of
+// write_checkpoints export FOLDER WEIGHTS CONFIG writes two files with these texts, as an export of
 // a model does.
 
 #include <array>

@@ -55,7 +55,7 @@ TEST(AttentionRules, LatentAttention) {
   const auto refusal = [&](const std::string& field) { return attention_refusal({latent, field}); };
   const std::string beside = ", allowed with model.multi_latent_attention = true: ";
   EXPECT_EQ(parse_config("", "x", {latent}).model.kv_channels, 192);
-  EXPECT_EQ(refusal("model.hidden_size=31"), "");  // no multiple of the heads
+  EXPECT_EQ(refusal("model.hidden_size=31"), "");  // not a multiple of the heads
   EXPECT_EQ(refusal("model.kv_channels=192"), "");
   EXPECT_EQ(refusal("model.kv_channels=64"), "model.kv_channels: found 64" + beside + "192");
   EXPECT_EQ(refusal("model.num_query_groups=2"), "model.num_query_groups: found 2" + beside + "4");

@@ -18,7 +18,7 @@ TEST(FlatTensor, HoldsZerosAndBeginsWithAHugePageFromTwoMebibytesOn) {
     for (const int64_t bytes : {int64_t{0}, int64_t{80}, 2 * kMebibyte - 8, 2 * kMebibyte,
                                 4 * kMebibyte - 160, 5 * kMebibyte + 8}) {
       const auto item = static_cast<int64_t>(at::elementSize(dtype));
-      for (int again = 0; again < 2; ++again) {  // memory that was used before
+      for (int again = 0; again < 2; ++again) {  // with memory that was used before
         const at::Tensor flat = flat_zeros(bytes / item, at::TensorOptions(dtype));
         EXPECT_EQ(flat.scalar_type(), dtype);
         EXPECT_EQ(flat.sizes(), at::IntArrayRef({bytes / item}));

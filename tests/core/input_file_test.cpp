@@ -10,7 +10,7 @@
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
 
-// Failing calls are those of read_faults_test.py.
+// read_faults_test.py covers failing calls.
 
 namespace lockstep {
 namespace {

@@ -25,7 +25,7 @@ TEST(EditDistance, OfKnownPairs) {
   }
 }
 
-/// The definition, without a table.
+/// The definition of the distance, without a table.
 size_t distance_by_definition(std::string_view a, std::string_view b) {
   if (a.empty() || b.empty()) return a.size() + b.size();
   const auto shorter = [](std::string_view text, size_t by = 1) {

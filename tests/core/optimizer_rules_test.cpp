@@ -79,7 +79,7 @@ TEST(OptimizerRules, AcceptWhatGoesTogether) {
   for (const auto& overrides : allowed) EXPECT_NO_THROW(parse(overrides)) << overrides.front();
 }
 
-/// What the schema allows is allowed, whether a number comes as text or in the struct.
+/// What the schema allows is accepted, whether a number comes from text or from the struct.
 TEST(OptimizerRules, BoundsOfTheStructAreThoseOfTheSchema) {
   using Ddp = DistributedDataParallelConfig;
   const std::pair<const char*, void (*)(Ddp&, double)> numbers[] = {

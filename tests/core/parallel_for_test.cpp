@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-/// Sets the number of threads while it lives.
+/// Sets the number of threads during its lifetime.
 class Threads {
  public:
   explicit Threads(int count) : before_(at::get_num_threads()) { at::set_num_threads(count); }

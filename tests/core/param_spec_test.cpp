@@ -28,7 +28,7 @@ TEST(LocalPiece, IsTheWholeWhereNothingCuts) {
   const ParamSpec spec{"weight", {4, 6}, NormalValues{1}, {}};
   const LocalPiece whole{{4, 6}, {0, 0}};
   EXPECT_EQ(local_piece(spec, {}), whole);
-  // No axis is asked for: the map has none.
+  // Looks up no axis: the map is empty.
   EXPECT_EQ(local_piece(spec, place_of({})), whole);
 }
 

@@ -54,7 +54,7 @@ TEST(DescribedModule, RefusesADescriptionThatContradictsItself) {
   EXPECT_THROW(Wrong(), UsageError);
 }
 
-/// A weight that tp cuts by rows, of which the last are padding, and a bias.
+/// A bias, and a weight that tp cuts by rows. The last rows are padding.
 ModuleSpec padded_params() {
   ModuleSpec spec;
   spec.add({"weight",
@@ -157,7 +157,7 @@ TEST(FillNormal, LowerPrecisionsAreRoundedFromTheSameValues) {
   EXPECT_TRUE(at::equal(narrow, wide.to(at::kBFloat16)));
 }
 
-/// Element by element.
+/// Draws the values element by element.
 at::Tensor normals(at::IntArrayRef shape, double standard_deviation, uint64_t seed,
                    std::string_view name) {
   const CounterStream stream(seed, name);

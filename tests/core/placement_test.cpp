@@ -78,7 +78,7 @@ TEST(ParamDescription, OneStageHoldsItUnlessItSaysOtherwise) {
     EXPECT_TRUE(terms.is_on_all_stages());
     EXPECT_TRUE(terms.is_on_several_stages());
     const std::string text = terms.to_string();
-    terms.stages = StageCopies::all;  // says the same again
+    terms.stages = StageCopies::all;  // repeats it
     EXPECT_EQ(terms.to_string(), text);
     EXPECT_NO_THROW(terms.validate("w"));
   }

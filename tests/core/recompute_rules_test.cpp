@@ -1,4 +1,4 @@
-// Which layers are recomputed together, as Megatron Core 0.16.1 has it; see
+// Which layers are recomputed together, as in Megatron Core 0.16.1; see
 // scripts/golden/recomputed_layers.py.
 
 #include "lockstep/core/recompute_rules.h"

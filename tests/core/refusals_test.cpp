@@ -1,4 +1,4 @@
-// What a refused configuration is told: the field that the user wrote, and what it may have meant.
+// The message for a refused configuration: the field that the user wrote, and a suggestion.
 
 #include <gtest/gtest.h>
 
@@ -52,14 +52,14 @@ TEST(UnknownField, OfAFileHasLineAndColumn) {
             "x.textproto:1:3: unknown field 'lr'; did you mean 'optimizer.lr'?");
 }
 
-/// What resolve() fills in is not what the user wrote.
+/// The user did not write the fields that resolve() fills in.
 TEST(Refusal, NamesTheFieldThatIsSetAndNotOneThatFollowsFromIt) {
   const std::string tensor_4 = "parallel.tensor_model_parallel_size=4";
   const std::string head = "model.hidden_size / model.num_attention_heads (100 / 4): found 25";
   struct Case {
     Settings settings;
     std::string start;
-    std::string derived;  ///< a name that must not be there
+    std::string derived;  ///< a name that must not appear
   };
   const Case cases[] = {
       {{"model.hidden_size=100"},

@@ -11,7 +11,7 @@ constexpr std::chrono::milliseconds kPause(3);
 
 void pause() { std::this_thread::sleep_for(kPause); }
 
-/// A sleep lasts at least as long as it was asked to; all other times of the test are 0 exactly.
+/// A sleep lasts at least as long as requested; all other times in the test are exactly 0.
 TEST(StepClock, TimeCountsForTheInnermostPart) {
   StepClock clock(c10::kCPU);
   clock.begin();

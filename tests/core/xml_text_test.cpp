@@ -18,9 +18,9 @@ TEST(XmlText, ReplacesWhatXmlDoesNotAllow) {
   const std::string bad = "\xEF\xBF\xBD";
   EXPECT_EQ(xml_text(std::string_view("a\0b\x1b[\x7F", 6)), "a" + bad + "b" + bad + "[" + bad);
   EXPECT_EQ(xml_text("\xFFx\xC0\x80"), bad + "x" + bad + bad);
-  EXPECT_EQ(xml_text("\xE2\x82"), bad + bad);            // cut
+  EXPECT_EQ(xml_text("\xE2\x82"), bad + bad);            // cut off
   EXPECT_EQ(xml_text("\xED\xA0\x80"), bad + bad + bad);  // a surrogate
-  EXPECT_EQ(xml_text("\xE0\x80\xAF"), bad + bad + bad);  // longer than needed
+  EXPECT_EQ(xml_text("\xE0\x80\xAF"), bad + bad + bad);  // an overlong encoding
   EXPECT_EQ(xml_text("\xEF\xBF\xBF"), bad + bad + bad);  // U+FFFF
   EXPECT_EQ(xml_text("\xF4\x90\x80\x80"), bad + bad + bad + bad);
 }

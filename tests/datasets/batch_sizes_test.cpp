@@ -35,7 +35,7 @@ TEST(BatchSizes, G105NumberOfMicrobatches) {
   EXPECT_EQ(batch_sizes(unset, 4), (BatchSizes{3, 12, 1}));
 }
 
-/// Written by scripts/golden/batch_sizes.py: what Megatron Core does.
+/// Written by scripts/golden/batch_sizes.py from Megatron Core.
 TEST(BatchSchedule, GrowsAsMegatrons) {
   const auto golden = nlohmann::json::parse(
       std::ifstream(LOCKSTEP_SOURCE_DIR "/tests/datasets/batch_sizes_golden.json"));

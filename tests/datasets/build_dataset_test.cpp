@@ -24,7 +24,7 @@ using testing::gzip_of;
 using testing::TemporaryFolder;
 using testing::throws_with;
 using testing::zstd_of;
-using Documents = std::vector<std::vector<std::string>>;  ///< of sequences
+using Documents = std::vector<std::vector<std::string>>;  ///< each a list of sequences
 
 std::string line_of(const std::string& text) {
   return nlohmann::json{{"id", 1}, {"text", text}}.dump() + "\n";
@@ -49,7 +49,7 @@ class BuildDatasetTest : public ::testing::Test {
     return "";
   }
 
-  /// The end of a document is "$".
+  /// Marks the end of a document with "$".
   Documents read(const std::string& ending = "") {
     const IndexedDataset dataset(prefix_ + ending);
     const DatasetIndex& index = dataset.index();
@@ -296,11 +296,11 @@ TEST_F(BuildDatasetTest, WhatAKilledBuildLeftGoesAndWhatOthersWriteStays) {
                                            "set.bin.unfinished.x.0123abcd", "set.bin.unfinished.12",
                                            "other.bin.unfinished.12.0123abcd"};
   for (const std::string& name : of_others) folder_.write(name, "mine");
-  UnfinishedFile also(prefix_ + ".bin");  // of a build that runs
+  UnfinishedFile also(prefix_ + ".bin");  // from another build that is running
   also.write("xyz");
   const std::set<std::string> before = entries();
   EXPECT_EQ(before.count("set.bin.unfinished.12.0123abcd"), 0);
-  EXPECT_EQ(before.size(), 1 + 1 + of_others.size() + 1);  // the index, which `also` does not write
+  EXPECT_EQ(before.size(), 1 + 1 + of_others.size() + 1);  // `also` does not write the index
   build({input});
   EXPECT_EQ(read(), (Documents{{"abc"}}));
   std::set<std::string> expected = before;

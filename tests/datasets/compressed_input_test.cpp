@@ -17,7 +17,7 @@ using testing::gzip_of;
 using testing::throws_with;
 using testing::zstd_of;
 
-/// Gives at most `most` bytes at a time.
+/// A source that gives at most `most` bytes at a time.
 CompressedInput::Source source_of(std::string bytes, size_t most) {
   return [bytes = std::move(bytes), most, at = size_t{0}](char* to, size_t count) mutable {
     const size_t now = std::min({count, most, bytes.size() - at});
@@ -99,7 +99,7 @@ TEST(CompressedInput, GivesAllInFrontOfADamageAndThenNamesThePlace) {
 TEST(CompressedInput, GivesNothingOfAFrameWhoseHeaderIsDamaged) {
   const std::string text = "in front";
   std::string damaged = zstd_of("behind");
-  damaged[4] = static_cast<char>(damaged[4] | 0x08);  // a reserved bit of the frame's header
+  damaged[4] = static_cast<char>(damaged[4] | 0x08);  // a reserved bit of the frame header
   for (const size_t room : {size_t{16}, size_t{1} << 16}) {
     CompressedInput input(Compression::zstd, source_of(zstd_of(text) + damaged, 64), "a.zst");
     std::string all(room, '?');

@@ -37,7 +37,8 @@ Ids sums_of(const Packing& packing, const Ids& lengths) {
   return sums;
 }
 
-/// The rule read word by word: each item, longest first, goes where the least room is left.
+/// The rule, taken literally: each item, longest first, goes to the fitting bin with the least
+/// room.
 int64_t bins_by_the_rule(Ids lengths, int64_t room) {
   std::sort(lengths.rbegin(), lengths.rend());
   Ids left;
@@ -89,7 +90,7 @@ TEST(PackingTest, LengthsThatDoNotFitAreRefused) {
 
 class ConversationSourceTest : public ::testing::Test {
  protected:
-  /// Conversations whose answers have 1 to 20 letters, each with a number of its own.
+  /// Conversations with a number each, whose answers have 1 to 20 letters.
   static std::string lines(int64_t count, char mark = 'q') {
     std::string text;
     for (int64_t i = 0; i < count; ++i)
@@ -132,7 +133,8 @@ TEST_F(ConversationSourceTest, AnEpochHasEveryConversationOnce) {
       for (size_t i = begin; i < begin + static_cast<size_t>(length); ++i) {
         EXPECT_EQ(marks.positions[i], static_cast<int64_t>(i - begin));
         if (ids[i] > 0 && ids[i] < 256) text += static_cast<char>(ids[i]);
-        // A token's loss is that of the next: the answer's letters and the end behind them.
+        // A token's loss is that of predicting the next: the answer's letters and the end after
+        // them.
         const bool last = i + 1 == begin + static_cast<size_t>(length);
         const bool next_is_learned = !last && (ids[i + 1] == 'a' || ids[i + 1] == 256);
         EXPECT_EQ(marks.loss[i], next_is_learned ? 1 : 0);

@@ -11,7 +11,7 @@
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
 
-// chat_templates_test.py compares ids with those of transformers.
+// chat_templates_test.py compares the ids with those of transformers.
 
 namespace lockstep {
 namespace {
@@ -108,7 +108,9 @@ TEST(ConversationEncoderTest, TokensThatAreNotThereAreNamed) {
       "'<|begin_of_text|>': plain"));
 }
 
-/// Bytes as tokens, "\n\n" as one, and ChatML's tokens.
+/// One token per byte, one for "
+///
+/// ", and ChatML's tokens.
 HuggingFaceTokenizer small_tokenizer(bool takes_spaces = false) {
   std::string vocabulary;
   for (int byte = 0; byte < 256; ++byte)
@@ -136,9 +138,9 @@ TEST(ConversationEncoderTest, ATokenOfPromptAndAnswerIsLearned) {
     return ids;
   };
   EXPECT_EQ(learned_of("ab"), (Ids{'a', 'b', 259}));
-  EXPECT_EQ(learned_of("\na"), (Ids{257, 'a', 259}));  // with the line feed behind the role
+  EXPECT_EQ(learned_of("\na"), (Ids{257, 'a', 259}));  // with the line feed after the role
   EXPECT_EQ(learned_of(""), Ids{259});
-  // A token that a content spells out is that token.
+  // A special token that the content spells out is that token.
   EXPECT_EQ(learned_of("<|im_end|>"), (Ids{259, 259}));
 }
 
@@ -173,7 +175,7 @@ TEST_F(ConversationSetTest, ReadsFilesInTheirOrder) {
   ASSERT_EQ(set.size(), 3);
   EXPECT_EQ(set.num_tokens(), 12);
   EXPECT_EQ(Ids(set.ids(2).begin(), set.ids(2).end()), (Ids{'x', 'y', 'z', 256}));
-  // Nothing comes before the first token from which to predict it.
+  // Nothing before the first token predicts it.
   EXPECT_EQ(Ids(set.learned(2).begin(), set.learned(2).end()), (Ids{0, 1, 1, 1}));
   EXPECT_EQ(set.num_learned(), 2 + 2 + 3);
 }
@@ -188,7 +190,7 @@ TEST_F(ConversationSetTest, CutsAndCounts) {
   EXPECT_EQ(set.length(0), 8);
   EXPECT_EQ(set.length(1), 8);
   EXPECT_EQ(set.num_cut(), 1);
-  EXPECT_EQ(set.num_empty(), 2);  // what is cut before the assistant begins, and no answer
+  EXPECT_EQ(set.num_empty(), 2);  // one is cut before the assistant begins, one has no answer
 }
 
 TEST_F(ConversationSetTest, BadLinesAreNamed) {

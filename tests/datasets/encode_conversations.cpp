@@ -1,5 +1,5 @@
-// Token ids of conversations, for chat_templates_test.py: TEMPLATE TOKENIZER prints, for each line
-// of standard input, {"ids": [...], "learned": [...]}.
+// Token ids of conversations, for chat_templates_test.py. With the arguments TEMPLATE TOKENIZER, it
+// prints {"ids": [...], "learned": [...]} for each line of standard input.
 
 #include <cstdio>
 #include <iostream>

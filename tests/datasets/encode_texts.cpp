@@ -1,8 +1,8 @@
-// Encodes texts from standard input, each as its size in 8 bytes and its bytes, and prints for each
-// the number of ids in 8 bytes, the ids in 8 bytes each, and the text of the ids in the form of the
-// texts.
-//   encode_texts TOKENIZER [PART]: each text in parts of PART bytes, that is, encode_front() is
-//   called again and again with what is left over and PART more bytes; 0: at once.
+// Encodes texts from standard input. Each text is given as its size in 8 bytes, then its bytes. For
+// each text it prints the number of ids in 8 bytes, the ids in 8 bytes each, and the decoded text
+// in the input's format.
+//   encode_texts TOKENIZER [PART]: passes each text in parts of PART bytes: encode_front() is
+//   called repeatedly with the remainder and PART more bytes; 0: at once.
 
 #include <cstdint>
 #include <cstdio>

@@ -16,7 +16,7 @@ namespace {
 
 constexpr uintmax_t kMapped = 65u << 20;
 
-/// A file of zeros without blocks on the disk, of a size that is mapped.
+/// A sparse file of zeros, large enough to be mapped.
 std::string sparse_file(const char* name) {
   const std::string path = ::testing::TempDir() + name;
   std::ofstream(path).close();

@@ -21,7 +21,7 @@ using Json = nlohmann::json;
 using testing::TemporaryFolder;
 using testing::throws_with;
 
-/// Written by scripts/golden/gpt2_tokenizer.py: texts, a small vocabulary, and what tiktoken gives.
+/// Written by scripts/golden/gpt2_tokenizer.py: texts, a small vocabulary, and tiktoken's ids.
 const Json& golden() {
   static const Json json =
       Json::parse(std::ifstream(LOCKSTEP_SOURCE_DIR "/tests/datasets/gpt2_tokenizer_golden.json"));
@@ -53,7 +53,7 @@ std::string base64(std::string_view bytes) {
   return text;
 }
 
-/// tiktoken's file of the same tokens.
+/// tiktoken's file for the same tokens.
 std::string ranks_of(const Gpt2Vocabulary& vocabulary) {
   std::string lines;
   for (size_t id = 0; id < vocabulary.tokens.size(); ++id)
@@ -62,7 +62,7 @@ std::string ranks_of(const Gpt2Vocabulary& vocabulary) {
   return lines;
 }
 
-/// The ids of the small vocabulary in the order of their ranks: bytes, and what the merges give.
+/// The ids of the small vocabulary in rank order: the bytes, then the results of the merges.
 std::vector<uint32_t> ids_by_rank() {
   const Gpt2Vocabulary vocabulary =
       parse_gpt2_vocabulary(golden()["encoder"].dump(), "E", small_merges(), "M");
@@ -84,7 +84,7 @@ const PieceCutter& gpt2_cutter() {
   return cutter;
 }
 
-/// Every text in one piece, and again, when the short pieces are known.
+/// Encodes every text at once, twice: the second time, the short pieces are cached.
 void expect_golden(Gpt2Tokenizer& tokenizer, const std::string& vocabulary) {
   for (int round = 0; round < 2; ++round)
     for (const Json& test : golden()["cases"]) {
@@ -158,8 +158,8 @@ TEST(Gpt2Tokenizer, AnyBytesSurvive) {
   }
 }
 
-/// The definition: merge the neighbours of the lowest rank, the first of several, while there are
-/// any. For letters that GPT-2's alphabet leaves as they are.
+/// The definition: merge the neighbours of the lowest rank, the first of several, as long as there
+/// are any. For letters that GPT-2's alphabet does not change.
 std::vector<int64_t> merge_slowly(const std::string& piece) {
   static const std::vector<std::string> merges = golden()["merges"];
   std::vector<std::string> tokens;
@@ -301,7 +301,7 @@ TEST(TiktokenRanks, GiveWhatTiktokenGives) {
   EXPECT_EQ(tokenizer.vocabulary_size(), 407);
   EXPECT_EQ(tokenizer.end_of_document(), 406);
   EXPECT_EQ(tokenizer.decode({406}), "<|endoftext|>");
-  // The id that no line has is that of the end, as in p50k_base.
+  // The id without a line is the end of text, as in p50k_base.
   std::string lines = small_ranks();
   const size_t last = lines.find(" 405\n");
   lines.replace(last, 5, " 406\n");

@@ -28,7 +28,7 @@ HuggingFaceTokenizer hf_tokenizer(const HfJson& json) {
   return throws_with<FileError>([&] { hf_tokenizer(json); }, part);
 }
 
-/// Refused after the value at a path of the file has become another.
+/// Checks that a file is refused after one of its values has changed.
 class DamagedTokenizer : public ::testing::Test {
  protected:
   ::testing::AssertionResult refused(const std::string& pointer, const HfJson& value,
@@ -136,7 +136,7 @@ TEST(HuggingFaceTokenizer, MutationsAreReadOrRefused) {
   EXPECT_GT(refused, 300);
 }
 
-/// Every way to cut a text into two, and into single bytes.
+/// Tries every way to cut a text into two parts, and into single bytes.
 TEST(HuggingFaceTokenizer, PartsGiveTheWholeWhereverTheyEnd) {
   const std::string texts[] = {
       "the  <mask>  the caf\xC3\xA9 cafe\xCC\x81 \xE6\x9D\xB1\r\n\n  <|endof <|endoftext|>the's'",
@@ -163,7 +163,7 @@ TEST(HuggingFaceTokenizer, PartsGiveTheWholeWhereverTheyEnd) {
   }
 }
 
-/// The ids are those of PyPI's tokenizers 0.23.3.
+/// The ids match PyPI's tokenizers 0.23.3.
 TEST(HuggingFaceTokenizer, WhiteSpaceThatATokenTakesMayBeTheFrontOfTheNext) {
   HfJson json = fuzz::byte_level_sample();
   const auto first = json["model"]["vocab"].size();

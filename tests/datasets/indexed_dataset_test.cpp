@@ -19,7 +19,7 @@ using Json = nlohmann::json;
 using testing::TemporaryFolder;
 using testing::throws_with;
 
-/// Cases of scripts/golden/indexed_dataset.py, written by Megatron Core.
+/// Cases from scripts/golden/indexed_dataset.py, written by Megatron Core.
 const Json& dataset_golden() {
   static const Json cases =
       Json::parse(std::ifstream(LOCKSTEP_SOURCE_DIR "/tests/datasets/indexed_dataset_golden.json"));
@@ -125,7 +125,7 @@ TEST(IndexedDataset, TypeOfAVocabulary) {
   EXPECT_EQ(token_type_of_vocabulary(65500), TokenType::int32);
 }
 
-/// A small set whose files the tests damage.
+/// A small data set whose files the tests damage.
 class DamagedDataset : public ::testing::Test {
  protected:
   DamagedDataset() {
@@ -226,8 +226,8 @@ TEST_F(DamagedDataset, EveryByteChanged) {
         }
       }
   }
-  // Other lengths of a last sequence, other inner bounds, other modes, other types of one size:
-  // indices that hold, most of them with another size of the `.bin`.
+  // Another length of the last sequence, other inner bounds, other modes, other types of the same
+  // size: these indices are consistent. Most need a `.bin` of another size.
   EXPECT_GT(loaded, 100);
   EXPECT_LT(loaded, 20000);
 }

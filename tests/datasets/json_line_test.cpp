@@ -34,11 +34,11 @@ struct Parsed {
   bool operator==(const Parsed&) const = default;
 };
 
-/// In pieces of `piece` bytes.
+/// Feeds the line in pieces of `piece` bytes.
 Parsed parse_line_by(const std::string& text, size_t piece, std::vector<std::string> keys) {
   KeptStrings strings(keys.size());
   JsonLineParser parser(std::move(keys), strings);
-  parser.feed("[torn");  // the line before
+  parser.feed("[torn");  // the previous line
   parser.begin_line();
   for (size_t at = 0; at < text.size(); at += piece) parser.feed(text.substr(at, piece));
   const auto line = parser.end_line();
@@ -46,7 +46,7 @@ Parsed parse_line_by(const std::string& text, size_t piece, std::vector<std::str
   return {line, strings.values, parser.problem()};
 }
 
-/// Checks that it is the same for all pieces.
+/// Checks that the result is the same for all sizes of pieces.
 Parsed parse_json_line(const std::string& text, const std::vector<std::string>& keys = {"text"}) {
   const Parsed whole = parse_line_by(text, text.size() + 1, keys);
   for (const size_t piece : {1, 2, 3, 7})

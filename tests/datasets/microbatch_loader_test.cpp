@@ -14,7 +14,7 @@ namespace {
 using std::chrono::milliseconds;
 using testing::throws_with;
 
-/// Sample k is k, k, ...; some cannot be read.
+/// Sample k is k, k, ...; reading sample `bad` fails.
 class CountingSource : public SampleSource {
  public:
   struct Counts {

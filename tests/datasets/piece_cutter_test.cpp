@@ -17,7 +17,7 @@ PieceCutter cutter_of(std::string_view pattern) {
   return {parse_split_pattern(pattern, "place"), "place"};
 }
 
-/// What lies between matches stands in brackets.
+/// The matched pieces. Text between matches is in brackets.
 Pieces pieces_of(std::string_view pattern, std::string_view text) {
   const PieceCutter cutter = cutter_of(pattern);
   Pieces found;
@@ -111,7 +111,7 @@ TEST(ApartCutter, CutsWhereNoTokenJoins) {
   EXPECT_EQ(first("aéa", true), 3U);
   EXPECT_EQ(first("ba", true), 1U);
   EXPECT_EQ(first("ab", false), 0U);
-  EXPECT_EQ(first("xyzé", true), 3U);  // without ids
+  EXPECT_EQ(first("xyzé", true), 3U);  // letters without ids
 }
 
 TEST(Utf8, MalformedBytesAreTakenAsPythonDoes) {

@@ -1,8 +1,7 @@
-// Samples and indices of data sets, for megatron_data_test.py: SEQ_LENGTH SEED SAMPLES NUM_SAMPLES
-// SPLIT BLEND PREFIX... prints, as JSON, the tokens of the first SAMPLES training samples and, of
-// the first data set, the indices that NUM_SAMPLES samples need. BLEND may be empty. With "marks"
-// and the id of the end of a document: the marks of the samples that a list of lists on standard
-// input has.
+// Samples and indices of data sets, for megatron_data_test.py. SEQ_LENGTH SEED SAMPLES NUM_SAMPLES
+// SPLIT BLEND PREFIX... prints, as JSON, the tokens of the first SAMPLES training samples and the
+// indices that NUM_SAMPLES samples of the first data set need. BLEND may be empty. "marks" with the
+// end-of-document id prints the marks of the samples in a list of lists on standard input.
 
 #include <cstdio>
 #include <cstring>

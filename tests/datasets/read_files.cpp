@@ -1,7 +1,7 @@
-// Reads files as a run does, for read_faults_test.py: `read_files KIND PATH [ITERATION]` prints
-// what was in them as a checksum. text: a text of data.path; samples: those of a data set, whose
-// index is kept beside it; metrics: the metrics.jsonl of a folder, resumed after ITERATION;
-// checkpoint: every tensor and the configuration; lock: a folder's.
+// Reads files as a run does, for read_faults_test.py: `read_files KIND PATH [ITERATION]` prints a
+// checksum of what it read. text: a text of data.path; samples: those of a data set, whose index is
+// cached next to it; metrics: a folder's metrics.jsonl, resumed after ITERATION; checkpoint: every
+// tensor and the configuration; lock: a folder's.
 
 #include <cstdio>
 #include <cstdlib>

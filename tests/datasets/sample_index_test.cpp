@@ -18,7 +18,7 @@ using Json = nlohmann::json;
 using testing::throws_with;
 using Starts = std::vector<SampleStart>;
 
-/// Written by scripts/golden/sample_index.py: what Megatron Core 0.16.1 gives.
+/// Written by scripts/golden/sample_index.py from Megatron Core 0.16.1.
 const Json& sample_index_golden() {
   static const Json json =
       Json::parse(std::ifstream(LOCKSTEP_SOURCE_DIR "/tests/datasets/sample_index_golden.json"));

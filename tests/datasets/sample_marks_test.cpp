@@ -17,7 +17,7 @@ using Ids = std::vector<int64_t>;
 
 constexpr DocumentRules kAll = {0, true, true, true};
 
-// megatron_data_test.py compares with Megatron Core's function.
+// megatron_data_test.py compares it with Megatron Core's function.
 TEST(SampleMarksTest, ADocumentReachesToItsEnd) {
   const SampleMarks marks = mark_documents(Ids{5, 6, 0, 7, 0, 0, 8, 9, 1}, kAll);
   EXPECT_EQ(marks.documents, (Ids{3, 2, 1, 2}));

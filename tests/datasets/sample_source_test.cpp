@@ -43,7 +43,7 @@ std::string write_dataset(const std::string& prefix, const std::vector<Ids>& doc
   return prefix;
 }
 
-/// `count` documents of `length` tokens and more, counted on from `first`.
+/// `count` documents of at least `length` tokens. The tokens count up from `first`.
 std::vector<Ids> documents(int64_t count, int64_t length, int64_t first = 0) {
   std::vector<Ids> result;
   for (int64_t d = 0; d < count; ++d) {
@@ -172,7 +172,7 @@ TEST_F(SampleSourceTest, SeveralSetsAreOneSetOfDocuments) {
     ASSERT_EQ(sample_of(*two.training, k), sample_of(*one.training, k));
   EXPECT_EQ(sample_of(*two.validation, 0)[0], a[8][0]);
   EXPECT_EQ(two.validation->size(), (8 + 2 + 8 + 0 + 5 + 2 - 1) / kLength);
-  // A text file among them makes all of it one text.
+  // If one of the files is a text, all of them become one text.
   const SampleSources mixed = open({write("a", a), folder_.write("t", "some words")}, "80,20");
   EXPECT_EQ(sample_of(*mixed.validation, 0)[0], 71);
 }
@@ -284,9 +284,9 @@ TEST_F(SampleSourceTest, IndicesAreKeptBesideTheData) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder_.path() / "cache"))
     if (entry.path().filename() != ".lock") names.push_back(entry.path().filename());
-  ASSERT_EQ(names.size(), 1u);  // a later epoch of a small set is not worth a file
+  ASSERT_EQ(names.size(), 1u);  // a later epoch of a small set needs no file
   EXPECT_TRUE(names[0].starts_with("set-") && names[0].ends_with(".samples")) << names[0];
-  // Another data set under the same name, and another seed and length, have indices of their own.
+  // Another data set with the same name, another seed and another length have their own indices.
   write("set", documents(31, 9));
   const SampleSources again = open_samples(config, kVocabulary, kLength, 1);
   const SampleSources fresh = open({set}, "90,10", 1);

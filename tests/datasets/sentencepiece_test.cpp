@@ -13,7 +13,7 @@ namespace {
 using testing::TemporaryFolder;
 using testing::throws_with;
 
-/// Trains a small model with the library's own program, which is beside its tests.
+/// Trains a small model with train_sentencepiece, which is built next to the tests.
 class SentencepieceTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -45,7 +45,7 @@ TEST_F(SentencepieceTest, EncodesAndDecodes) {
   const auto ids = tokenizer->encode(text);
   EXPECT_LT(ids.size(), text.size());
   EXPECT_EQ(tokenizer->decode(ids), text);
-  // Pieces of the model, not of its parts: nothing is given before the end of the text is there.
+  // Pieces depend on the whole text, so encode_front() returns nothing before its end.
   std::vector<int64_t> front;
   EXPECT_EQ(tokenizer->encode_front(text, /*last=*/false, front), 0u);
   EXPECT_TRUE(front.empty());

@@ -26,7 +26,7 @@ std::vector<int64_t> ids_of(const TokenSequence& text) {
 
 std::string text_of(const TokenSequence& text) { return ByteTokenizer().decode(ids_of(text)); }
 
-/// A data set of one document for each list of ids; its prefix.
+/// Writes a data set with one document for each list of ids. Returns its prefix.
 std::string write_dataset(const TemporaryFolder& folder, const std::string& name,
                           const std::vector<std::vector<int64_t>>& documents,
                           TokenType type = TokenType::uint16) {
@@ -147,7 +147,7 @@ TEST(SampleOrder, DependsOnSeedAndSampleAlone) {
     equal += a.start_of(k) == other.start_of(k);
   }
   EXPECT_LT(equal, 30);
-  // In order of appearance the windows are shuffled.
+  // The windows are shuffled.
   int ascending = 0;
   for (int64_t k = 1; k < 100; ++k) ascending += a.start_of(k) > a.start_of(k - 1);
   EXPECT_GT(ascending, 25);
@@ -214,7 +214,7 @@ TEST(Crc32, AsZlibHasIt) {
   std::string bytes;
   for (int i = 0; i < 1000; ++i) bytes.push_back(static_cast<char>((i * i * 7 + i / 3) % 251));
   EXPECT_EQ(crc32(bytes), 0x0FC7934Bu);
-  // Long runs go another way than those of a byte.
+  // Long inputs take another code path than single bytes.
   for (size_t length = 0; length < 300; ++length) {
     uint32_t expected = 5;
     for (size_t i = 0; i < length; ++i) expected = crc32(bytes.substr(i, 1), expected);

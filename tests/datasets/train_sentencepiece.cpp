@@ -1,5 +1,5 @@
-// Trains a small SentencePiece model for the tests: TEXT MODEL-PREFIX. A program of its own,
-// because the library's symbols must not meet those of the other protobuf.
+// Trains a small SentencePiece model for the tests: TEXT MODEL-PREFIX. It is a separate program
+// because the library's symbols must not clash with those of the other protobuf.
 
 #include <sentencepiece_trainer.h>
 

@@ -1,5 +1,5 @@
-// The audit on the asynchronous device over a backend with NCCL's rules: what is measured is what
-// is worked out, with sums and with averages.
+// The audit on the asynchronous device over a backend with NCCL's rules: the measured values match
+// the computed ones, with sums and with averages.
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// What a run on a device does otherwise than one on the CPU where its configuration says nothing:
-// the rows of the vocabulary's tables.
+// How a run on a device differs from one on the CPU if its configuration says nothing: the rows of
+// the vocabulary's tables.
 
 #include <gtest/gtest.h>
 
@@ -23,10 +23,10 @@ namespace {
 
 enum class Place { cpu, device };
 
-/// What a run did, by its rank 0.
+/// The results of a run, from its rank 0.
 struct VocabularyRun {
   std::vector<double> curve;  ///< loss and norm of each step
-  std::vector<int64_t> rows;  ///< of the tables of the vocabulary on a rank
+  std::vector<int64_t> rows;  ///< of the vocabulary's tables on a rank
   bool operator==(const VocabularyRun&) const = default;
 };
 
@@ -36,7 +36,7 @@ class DeviceDefaults : public ::testing::TestWithParam<int64_t> {
 
   DeviceDefaults() { text_ = folder_.write("text", synthetic_text()); }
 
-  /// 300 token ids over GetParam() ranks of tp.
+  /// 300 token ids on GetParam() ranks of tp.
   Config config(int64_t iterations, const std::vector<std::string>& more = {}) const {
     std::vector<std::string> all = {
         "data.path=" + text_, "train.train_iters=" + std::to_string(iterations),
@@ -51,7 +51,7 @@ class DeviceDefaults : public ::testing::TestWithParam<int64_t> {
         "test", all);
   }
 
-  /// Goes on from what `folder` holds, and saves there.
+  /// Resumes from the checkpoint in `folder`, and saves there.
   static VocabularyRun train_in(const std::string& folder, Config config, Place place) {
     config.checkpoint.load = folder;
     VocabularyRun run;
@@ -79,8 +79,8 @@ class DeviceDefaults : public ::testing::TestWithParam<int64_t> {
     return run;
   }
 
-  /// On one rank of tp the same bits. Several hold other parts of the vocabulary when it is padded,
-  /// so that their sums are rounded elsewhere.
+  /// On one rank of tp, the bits match. On several, each holds another part of the vocabulary when
+  /// it is padded, so sums are rounded differently.
   static void expect_same(const std::vector<double>& found, const std::vector<double>& expected) {
     ASSERT_EQ(found.size(), expected.size());
     for (size_t i = 0; i < found.size(); ++i)
@@ -95,7 +95,7 @@ TEST_P(DeviceDefaults, TheVocabularyIsPaddedTo128OnADeviceAndTheLossesAreTheCpus
   const TemporaryFolder on_cpu, on_device;
   const VocabularyRun cpu = train_in(on_cpu.path(), config(4), Place::cpu);
   const VocabularyRun device = train_in(on_device.path(), config(4), Place::device);
-  const int64_t padded = GetParam() == 1 ? 384 : 256;  // 128 * tp divides the whole
+  const int64_t padded = GetParam() == 1 ? 384 : 256;  // the total is a multiple of 128 * tp
   EXPECT_EQ(cpu.rows, std::vector<int64_t>(2, 300 / GetParam()));
   EXPECT_EQ(device.rows, std::vector<int64_t>(2, padded));
   expect_same(device.curve, cpu.curve);

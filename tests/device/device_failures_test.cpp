@@ -1,6 +1,6 @@
-// A rank fails while the others wait for their devices, over a backend with NCCL's rules: every
-// rank ends within the timeout of the groups, with an error that names the culprit, and not by
-// c10d's watchdog, which would end the process a minute later.
+// A rank fails while the others wait for their devices, over a backend with NCCL's rules. Every
+// rank ends within the timeout of the groups, with an error that names the culprit. c10d's
+// watchdog, which would end the process a minute later, does not act.
 
 #include <gtest/gtest.h>
 
@@ -31,14 +31,15 @@ namespace {
 using std::chrono::seconds;
 
 constexpr seconds kTimeout{3};
-/// To look for lost ranks, and to hear what the others have done.
+/// Time to look for lost ranks, and to learn what the others have done.
 constexpr seconds kExplanation{5};
 
 void expect_part(const std::string& error, const std::string& part) {
   EXPECT_NE(error.find(part), std::string::npos) << "no '" << part << "' in: " << error;
 }
 
-/// Five steps of two all-reduces, whose sums the host reads. Rank 1 does fault(step) between them.
+/// Five steps of two all-reduces. The host reads the sums. Rank 1 calls fault(step) between the
+/// two.
 RankBody sums(const std::function<void(const ParallelState&, int)>& fault) {
   return [fault](const ParallelState& state) {
     const ProcessGroup group = state.group(GroupKind::dp);
@@ -55,7 +56,7 @@ RankBody sums(const std::function<void(const ParallelState&, int)>& fault) {
   };
 }
 
-/// LOCKSTEP_DEVICE_RUNS=50 has each failure happen that often, with other delays each time.
+/// LOCKSTEP_DEVICE_RUNS=50 repeats each failure that often, each time with different delays.
 uint64_t number_of_runs() {
   const char* const text = std::getenv("LOCKSTEP_DEVICE_RUNS");
   return text ? std::stoul(text) : 1;
@@ -75,7 +76,7 @@ class DeviceFailures : public ::testing::TestWithParam<uint64_t> {
     return options;
   }
 
-  /// The errors of all ranks, which took no longer than they may.
+  /// The errors of all ranks. Checks that the ranks end in time.
   static std::vector<std::string> errors_in_time(int64_t world, const RankBody& body,
                                                  DeviceRankOptions options = patient_options()) {
     const auto begin = std::chrono::steady_clock::now();
@@ -194,7 +195,7 @@ TEST_P(DeviceFailures, ARankThatNcclFindsGoneIsNamedBeforeTheTimeout) {
   }
 }
 
-/// What blocks the host of rank 0 the first time, until rank 1 comes; and what errors call it.
+/// Calls whose first use blocks the host of rank 0 until rank 1 arrives, and their names in errors.
 const std::vector<std::pair<std::string, void (*)(const ParallelState&)>> kFirstUses = {
     {"all_reduce (sum) of first",
      [](const ParallelState& state) {
@@ -271,7 +272,7 @@ TEST_P(DeviceFailures, AGroupThatGoesLetsItsOperationsEnd) {
         3,
         [](const ParallelState& state) {
           at::Tensor x = at::ones({1000}, state.device());
-          for (int i = 0; i < 20; ++i) x.mul_(1);  // what the sum has to wait for
+          for (int i = 0; i < 20; ++i) x.mul_(1);  // the sum has to wait for these
           Work work = all_reduce(state.group(GroupKind::dp), x, ReduceOp::sum, "sum");
           if (state.rank() == 1) return;
           work.wait();
@@ -289,8 +290,7 @@ TEST_P(DeviceFailures, AGroupThatGoesDoesNotWaitForAPeerThatLeavesItsPartOut) {
   });
 }
 
-/// Two steps of `lockstep train`, in the second of which rank 1 throws before the collective
-/// `label`.
+/// Runs two steps of `lockstep train`. In the second, rank 1 throws before the collective `label`.
 std::vector<std::string> DeviceFailures::errors_of_training(
     int64_t world, const std::vector<std::string>& overrides, const std::string& label) {
   const TemporaryFolder folder;

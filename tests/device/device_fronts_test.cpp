@@ -1,5 +1,5 @@
-// The four fronts of gradients, and checkpoints, on the asynchronous device over a backend with
-// NCCL's rules: the same bits as on the CPU.
+// The four gradient fronts, and checkpoints, on the asynchronous device over a backend with NCCL's
+// rules: the bits match the CPU's.
 
 #include <gtest/gtest.h>
 
@@ -118,7 +118,7 @@ class DeviceFronts : public ::testing::Test {
  protected:
   static void SetUpTestSuite() { use_lagging_device(); }
 
-  /// Of all ranks, one after the other.
+  /// The weights of all ranks, in rank order.
   static std::vector<at::Tensor> weights_after(FrontLoop loop, bool on_device, uint64_t seed = 0) {
     std::vector<std::vector<at::Tensor>> of_ranks(kFrontRanks);
     const auto body = [&](const ParallelState& state) {
@@ -168,7 +168,7 @@ TEST_F(DeviceFronts, SeveralTensorsOfACallAreOneLaunchThatIsWaitedFor) {
   }
 }
 
-/// Weights and state of the optimizer of a checkpoint, by file.
+/// The weights and optimizer state of a checkpoint, by file.
 std::map<std::string, std::string> shards_in(const std::filesystem::path& folder) {
   std::map<std::string, std::string> contents;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
@@ -198,7 +198,7 @@ class DeviceCheckpoints : public DeviceFronts {
          std::string("checkpoint.async_save=") + (async ? "true" : "false")});
   }
 
-  /// Goes on from what is in `folder`, to `iterations`. Returns the losses of rank 0.
+  /// Resumes from `folder` and trains to `iterations`. Returns the losses of rank 0.
   static std::vector<double> train_in(const std::string& folder, const Config& config,
                                       bool on_device, uint64_t seed = 1) {
     std::vector<double> losses;
@@ -252,7 +252,7 @@ TEST_F(DeviceCheckpoints, AreStagedWithoutAWait) {
       const DeviceCounts before = device_counts(state.device().index());
       checkpoints.after_iteration(trainer, last);
       const DeviceCounts added = device_counts(state.device().index()) - before;
-      // The thread that writes waits for the event of the copies, once at most meanwhile.
+      // The writer thread waits for the event of the copies, at most once in this time.
       for (const auto& [cause, times] : added.waits_by)
         EXPECT_TRUE(cause == "synchronize event" && times == 1) << times << " " << cause;
     };

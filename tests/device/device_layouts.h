@@ -6,14 +6,13 @@
 #include <string>
 #include <vector>
 
-/// The layouts that train on asynchronous devices, and how often their hosts may wait.
+/// Layouts that train on asynchronous devices, and how often their hosts may wait.
 namespace lockstep::testing {
 
 using Overrides = std::vector<std::string>;
 
-/// Times that the host of a rank may wait for its device in a step after the first: for the numbers
-/// of the step, and with expert parallelism or FP8 for a layer of experts in the forward of a
-/// micro-batch.
+/// How often a rank's host may wait for its device in a step after the first: once for the numbers
+/// of the step, and with expert parallelism or FP8 once for each layer of experts in each forward.
 inline constexpr int64_t kWaitsOfAStep = 1;
 inline constexpr int64_t kWaitsOfExchangedExperts = 1;
 
@@ -21,13 +20,13 @@ struct DeviceLayout {
   std::string name;
   int64_t world = 1;
   Overrides overrides = {};
-  /// With expert parallelism or FP8: layers of experts of a rank, times its micro-batches.
+  /// With expert parallelism or FP8: a rank's layers of experts, times its micro-batches.
   int64_t exchanged_experts = 0;
-  /// Of weights, in parts of the largest, where the device takes another kernel than the CPU; and
-  /// of losses and norms.
+  /// Tolerance where the device uses another kernel than the CPU: for weights relative to the
+  /// largest element, and for losses and norms.
   double tolerance = 0;
   int ranks_per_device = 1;
-  int64_t fingerprints = 0;  ///< that a step reads from the device, with a wait each
+  int64_t fingerprints = 0;  ///< read from the device in a step, with a wait each
 
   int64_t waits() const {
     return kWaitsOfAStep + exchanged_experts * kWaitsOfExchangedExperts + fingerprints;
@@ -48,7 +47,7 @@ inline Overrides parallel(const std::map<std::string, int64_t>& sizes, const Ove
   return with(list, more);
 }
 
-/// Four layers and eight micro-batches a step, which layouts change.
+/// Four layers, and eight micro-batches per step unless a layout changes it.
 inline constexpr char kDeviceModel[] =
     "model { num_layers: 4 hidden_size: 16 num_attention_heads: 4 ffn_hidden_size: 32 "
     "seq_length: 16 vocab_size: 256 position_embedding_type: \"rope\" } "
@@ -69,7 +68,7 @@ inline const Overrides kOffloaded = {"optimizer.offload=true", "model.recompute_
 inline const Overrides kOffloadedLayers = {"model.offload_activations=true"};
 inline const Overrides kSequence = {"parallel.sequence_parallel=true"};
 
-/// Attention over parts of the context is another kernel on a device.
+/// Attention over parts of the context uses another kernel on a device.
 inline constexpr double kContextTolerance = 1e-10;
 
 inline DeviceLayout context(const std::string& name, int64_t size, const Overrides& more) {
@@ -122,7 +121,7 @@ inline std::vector<DeviceLayout> data_layouts() {
   };
 }
 
-/// The optimizer's state and the inputs of recomputed layers in the host's memory.
+/// The optimizer's state and the inputs of recomputed layers are in host memory.
 inline std::vector<DeviceLayout> offloaded_layouts() {
   const Overrides bf16 = {"train.precision=bf16"};
   return {

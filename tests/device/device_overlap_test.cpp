@@ -1,5 +1,5 @@
 // Linear layers whose forward sends in parts, on the asynchronous device over a backend with NCCL's
-// rules: products of a rank run on its device before other ranks have come at all.
+// rules: a rank's products run on its device before the other ranks have arrived.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Places in the device's stream behind each product that this thread launches, while it lives.
+/// While it lives, records an event after each product that this thread launches.
 class ProductEvents {
  public:
   ProductEvents() {
@@ -43,7 +43,7 @@ class ProductEvents {
   ProductEvents(const ProductEvents&) = delete;
   ProductEvents& operator=(const ProductEvents&) = delete;
 
-  /// Of those so far; false after ten seconds.
+  /// Waits for event `index` of those recorded so far. Returns false after ten seconds.
   static bool reached(size_t index) {
     const auto last = std::chrono::steady_clock::now() + 10s;
     while (!events.at(index).reached()) {
@@ -65,7 +65,7 @@ struct Found {
   std::vector<at::Tensor> results;  ///< of the ranks
 };
 
-/// forward() of a layer on two ranks. Rank 1 comes when `products` of rank 0 have been computed.
+/// Runs forward() of a layer on two ranks. Rank 1 starts after `products` of rank 0 are computed.
 template <class Forward>
 Found run_with_a_late_rank(size_t products, Forward forward) {
   use_lagging_device();

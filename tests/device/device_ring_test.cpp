@@ -1,5 +1,5 @@
-// Ring attention on the asynchronous device over a backend with NCCL's rules: what goes to the next
-// rank and what comes from the previous one is one launch, on the communicator of the ring.
+// Ring attention on the asynchronous device over a backend with NCCL's rules: sending to the next
+// rank and receiving from the previous one is one launch, on the ring's communicator.
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ struct RingInput {
   at::Tensor output = {};
 };
 
-/// Attention over the whole sequence by libtorch in one process; the loss is the sum of squares.
+/// Attention over the whole sequence in one process with libtorch. The loss is the sum of squares.
 RingInput whole_sequence() {
   RingInput whole;
   for (int i = 0; i < 3; ++i)
@@ -62,7 +62,7 @@ void attend_as_a_part(const ParallelState& state, const RingInput& whole) {
     EXPECT_LT(apart(leaves[i].grad(), part(whole.gradients[i])), 1e-11) << i;
 }
 
-/// Of one kind in all groups.
+/// The calls of one kind, summed over all groups.
 NcclCalls calls_of(const NcclCounts& counts, const std::string& kind) {
   NcclCalls sum;
   for (const auto& [group, kinds] : counts.calls)
@@ -88,7 +88,7 @@ TEST_P(DeviceRing, SendsAndReceivesInOneLaunch) {
     options.device.seed = seed;
     run_device_ranks(
         ranks, [&](const ParallelState& state) { attend_as_a_part(state, whole); }, options);
-    // Keys and values go round in forward and in backward, their gradients once.
+    // Keys and values go round the ring in forward and in backward, their gradients once.
     const int64_t steps = 3 * (ranks - 1);
     const int64_t bytes = steps * 2 * (kLength / ranks) * kHeads * kChannels * 8;
     for (int64_t rank = 0; rank < ranks; ++rank) {

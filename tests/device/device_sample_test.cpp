@@ -1,5 +1,5 @@
-// The text that a run on a device writes at its end: that of `lockstep generate`, without a second
-// model on the device.
+// The sample text that a run on a device writes at its end matches that of `lockstep generate`, and
+// needs no second model on the device.
 
 #include <gtest/gtest.h>
 
@@ -26,8 +26,8 @@ class DeviceSample : public ::testing::Test {
  protected:
   static void SetUpTestSuite() { use_lagging_device(); }
 
-  /// Trains on one rank with `precision`, saves, and writes the sample. Returns the sample and the
-  /// most bytes of the device meanwhile, as a share of those that the training held.
+  /// Trains on one rank with `precision`, saves, and writes the sample. Returns the sample, and the
+  /// device's peak bytes meanwhile relative to those that the training held.
   std::pair<std::string, double> sample(const std::string& precision) {
     const Config config = parse_config(
         "model { num_layers: 2 hidden_size: 64 num_attention_heads: 4 seq_length: 16 } "

@@ -1,5 +1,5 @@
-// Asynchronous saves from a device, one after the other: the second is copied while the first is
-// still being written, and written behind it.
+// Consecutive asynchronous saves from a device: the second is copied while the first is still being
+// written, and is written after it.
 
 #include <gtest/gtest.h>
 
@@ -22,8 +22,8 @@
 namespace lockstep::testing {
 namespace {
 
-/// Two ranks save three times. Rank 0 waits for what rank 1 reports of the first save, which goes
-/// elsewhere until someone puts it in its place.
+/// Two ranks save three times. Rank 0 waits for rank 1's report on the first save, which goes to
+/// another folder until the test moves it.
 class DeviceSaves : public ::testing::Test {
  protected:
   static void SetUpTestSuite() { use_lagging_device(); }
@@ -34,8 +34,9 @@ class DeviceSaves : public ::testing::Test {
       std::filesystem::create_directory_symlink(into_ + later, elsewhere_ + later);
   }
 
-  /// What rank 0 was told of the save before each. `report` puts the report of the first one in
-  /// its place, once both ranks are back from the second or after three seconds.
+  /// Returns what each save told rank 0 about the previous one. `report` moves the report of the
+  /// first save to its place, once both ranks have returned from the second save or after three
+  /// seconds.
   std::vector<std::string> save_three_times(const std::function<void()>& report) {
     std::vector<std::string> told;
     std::thread reporting([&] {
@@ -85,8 +86,8 @@ class DeviceSaves : public ::testing::Test {
   TemporaryFolder folder_;
   std::string into_ = folder_.path() / "saved", elsewhere_ = folder_.path() / "elsewhere";
   std::string report_ = "/step_1.partial/rank_00001.report";
-  std::atomic<int> returned_ = 0;  ///< ranks, from the second save
-  int returned_before_ = -1;       ///< the report
+  std::atomic<int> returned_ = 0;  ///< ranks that have returned from the second save
+  int returned_before_ = -1;       ///< returned_ before the report
 };
 
 TEST_F(DeviceSaves, TheSecondIsCopiedWhileTheFirstIsBeingWritten) {

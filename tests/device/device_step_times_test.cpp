@@ -1,5 +1,5 @@
-// On a device the parts of an iteration's time are the device's own: what it does late counts where
-// it was launched, though no host waits for it.
+// On a device, the parts of an iteration's time are the device's own: late work counts where it was
+// launched, although no host waits for it.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@
 namespace lockstep::testing {
 namespace {
 
-/// Longer than a busy machine keeps a rank waiting.
+/// Longer than a busy machine delays a rank.
 constexpr std::chrono::milliseconds kSlow(200);
 
 class DeviceStepTimes : public ::testing::Test {
@@ -36,7 +36,7 @@ class DeviceStepTimes : public ::testing::Test {
         "test", all);
   }
 
-  /// What rank 0 told. The device of rank `slow` is late in each backward.
+  /// The metrics of rank 0. The device of rank `slow` is late in each backward.
   static std::vector<IterationMetrics> run(const Config& config, int64_t world, int64_t slow) {
     std::vector<IterationMetrics> told;
     DeviceRankOptions options;
@@ -100,7 +100,7 @@ TEST_F(DeviceStepTimes, PartsAddUpOnEveryLayout) {
 
 TEST_F(DeviceStepTimes, ARankWhoseDeviceLagsIsNamed) {
   const auto told = run(config({"train.micro_batch_size=2"}), 2, 1);
-  const SlowestRank& found = *told.at(5).slowest_rank;  // without iteration 1, which makes all
+  const SlowestRank& found = *told.at(5).slowest_rank;  // without iteration 1 and its set-up
   EXPECT_EQ(found.rank, 1);
   EXPECT_EQ(found.part, StepPart::backward);
   EXPECT_GE(found.times[StepPart::backward], 200);

@@ -1,4 +1,4 @@
-// Training on the asynchronous device, over a backend with NCCL's rules: losses, norms and all
+// Training on the asynchronous device, over a backend with NCCL's rules. Losses, norms and all
 // final weights have the bits of the same ranks on the CPU, and a step waits for its device as
 // often as docs/gpu.md says.
 
@@ -36,20 +36,20 @@ constexpr int kSlowness = 10;
 #else
 constexpr int kSlowness = 1;
 #endif
-/// A device whose streams lag is far behind its host where other programs hold the host up.
+/// A device with lagging streams falls far behind its host if other programs slow the host down.
 constexpr std::chrono::seconds kGroupTimeout{60 * kSlowness}, kDeadline{240 * kSlowness};
 
-/// Of delays; LOCKSTEP_DEVICE_SEEDS=20 tries more.
+/// Number of seeds for the delays; LOCKSTEP_DEVICE_SEEDS=20 tries more.
 uint64_t seeds() {
   const char* const text = std::getenv("LOCKSTEP_DEVICE_SEEDS");
   return text ? std::stoul(text) : 2;
 }
 
-/// What rank 0 saw, and the weights of all ranks.
+/// What rank 0 measured, and the weights of all ranks.
 struct Outcome {
   std::vector<double> curve;
   std::map<std::pair<int64_t, std::string>, at::Tensor> weights;
-  /// Of a rank, those of the step that waited most, the first one apart.
+  /// Counts of each rank in the step with the most waits, not counting the first step.
   std::map<int64_t, DeviceCounts> waits;
 };
 

@@ -1,5 +1,5 @@
-// What ranks make of values on a device that no host has looked at, and what becomes of operations
-// that are under way when a communicator goes.
+// How ranks handle values on a device that no host has seen, and what happens to operations in
+// flight when a communicator is destroyed.
 
 #include <gtest/gtest.h>
 
@@ -93,7 +93,7 @@ TEST(DeviceValues, ACommunicatorThatGoesLetsTheOperationsOfC10dEnd) {
               known.communicator->c10d(), nullptr,
               std::make_unique<C10dTransport>(known.communicator->c10d(), state.device()),
               known.guard->ledger("another"), known.failures);
-          for (int i = 0; i < 20; ++i) x.mul_(1);  // what the sum has to wait for
+          for (int i = 0; i < 20; ++i) x.mul_(1);  // the sum has to wait for these
           std::vector<at::Tensor> one = {x};
           const auto work = known.communicator->c10d()->allreduce(one);
           of_its_own.reset();

@@ -2,7 +2,7 @@
 
 #include "lockstep/tests/device/device_layouts.h"
 
-/// Layouts with experts, and those whose ranks share devices.
+/// Layouts with experts, and layouts whose ranks share devices.
 namespace lockstep::testing {
 
 inline const Overrides kBiases = {"model.add_bias_linear=true", "model.activation=gelu",
@@ -41,7 +41,8 @@ inline std::vector<DeviceLayout> expert_layouts() {
   };
 }
 
-/// With it: four layers of experts, two where there are two stages, and four micro-batches a rank.
+/// With expert parallelism: four layers of experts, or two if there are two stages, and four
+/// micro-batches per rank.
 inline std::vector<DeviceLayout> exchanged_layouts() {
   const Overrides balanced = {"model.moe_shared_expert_intermediate_size=16",
                               "model.moe_router_score_function=sigmoid",
@@ -81,7 +82,7 @@ inline std::vector<DeviceLayout> exchanged_layouts() {
   };
 }
 
-/// Two ranks on one device and four on two. Not dp4_sharded_instances: the first sum between its
+/// Two ranks on one device, and four on two. Without dp4_sharded_instances: its first sum between
 /// instances is in backward, see DeviceRankOptions::ranks_per_device.
 inline std::vector<DeviceLayout> shared_layouts() {
   const std::set<std::string> names = {"dp2_overlap", "dp2_sharded", "tp2",     "pp2_zb",

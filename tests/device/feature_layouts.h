@@ -2,10 +2,10 @@
 
 #include "lockstep/tests/device/device_layouts.h"
 
-/// What models and runs can have beside their layout, on asynchronous devices.
+/// Features of models and runs apart from their layout, on asynchronous devices.
 namespace lockstep::testing {
 
-/// Of state twice, of gradients, and of the gradients of two replayed micro-batches.
+/// Two of the state, one of the gradients, and two of the gradients of replayed micro-batches.
 inline constexpr int64_t kFingerprints = 5;
 inline constexpr char kConversations[] = "train.task=sft";
 inline const Overrides kTuned = {kConversations, "data.chat_template=plain", "model.vocab_size=257",
@@ -29,7 +29,7 @@ inline const Overrides kChecked = {"train.replica_check_interval=1", "train.repl
 inline const Overrides kOverlapped = {"parallel.tp_comm_overlap=true"};
 inline const Overrides kChunks = {"model.cross_entropy_chunk_size=5", "model.label_smoothing=0.1"};
 
-/// Attention inside documents is another kernel on a device.
+/// Attention within documents uses another kernel on a device.
 inline DeviceLayout tuned(const std::string& name, int64_t world, const Overrides& more) {
   return {.name = name,
           .world = world,

@@ -38,7 +38,7 @@ TEST_F(LaggingDevice, AStreamKeepsTheOrderOfItsTasks) {
   }
 }
 
-/// What a second stream reads of a value that the first computes.
+/// A second stream reads a value that the first computes.
 at::Tensor read_on_second_stream(bool with_event) {
   const c10::Stream first = current_stream(0), second = new_stream(0);
   const at::Tensor x = on_device(at::ones({16}));
@@ -145,7 +145,7 @@ TEST_F(LaggingDevice, CurrentDeviceAndStreamBelongToTheThread) {
 TEST_F(LaggingDevice, AnOperatorRunsOnTheDeviceOfItsTensors) {
   Gate gate(default_stream(0));
   const at::Tensor x = on_device(at::ones({4}), 3);
-  EXPECT_TRUE(at::equal((x + 1).cpu(), at::full({4}, 2.0f)));  // not behind device 0's gate
+  EXPECT_TRUE(at::equal((x + 1).cpu(), at::full({4}, 2.0f)));  // does not wait for device 0's gate
   EXPECT_EQ(device_counts(3).launches, 3);                     // copy, add, copy
 }
 
@@ -174,7 +174,7 @@ TEST_F(LaggingDevice, CopiesBetweenDevicesWaitForBothStreams) {
     a.zero_();
     expect_same_bits(b, at::arange(32, at::kFloat) * 3 + 1, "seed " + std::to_string(seed));
   }
-  EXPECT_EQ(device_counts(0).waits, 1);  // the copy from pageable memory of the last seed
+  EXPECT_EQ(device_counts(0).waits, 1);  // the copy from pageable memory with the last seed
 }
 
 TEST_F(LaggingDevice, ACopyBetweenDevicesWaitsForItsTarget) {
@@ -182,7 +182,7 @@ TEST_F(LaggingDevice, ACopyBetweenDevicesWaitsForItsTarget) {
   Gate gate(current_stream(1));
   b.fill_(9);
   b.copy_(a, /*non_blocking=*/true);
-  std::this_thread::sleep_for(20ms);  // time for a copy that does not wait
+  std::this_thread::sleep_for(20ms);  // time for a copy that fails to wait
   gate.release();
   EXPECT_TRUE(at::equal(b.cpu(), at::ones({8})));
 }
@@ -204,7 +204,7 @@ TEST_F(LaggingDevice, BackwardRunsOnTheStreamsOfForward) {
       DeviceEvent::record(first).block(second);
       exchange_current_stream(second);
     });
-    exchange_current_stream(first);  // backward leaves gradients ready for the streams of leaves
+    exchange_current_stream(first);  // gradients are ready on the streams of their leaves
     DeviceEvent::record(second).block(first);
     expect_same_bits(gradient, expected, "seed " + std::to_string(seed));
   }

@@ -9,7 +9,7 @@
 namespace lockstep::testing {
 namespace {
 
-/// Values and gradients of a computation, and the waits that it took.
+/// Values and gradients of a computation, and the number of waits.
 struct ExpertRun {
   std::vector<at::Tensor> tensors;
   int64_t waits = 0;
@@ -26,7 +26,7 @@ at::Tensor expert_numbers(std::vector<int64_t> shape, double seed, at::ScalarTyp
   return at::sin(at::arange(numel, at::kDouble) * 1.7 + seed).view(shape).to(dtype);
 }
 
-/// Experts 1 and 3 of four have no rows; the last two rows are nobody's.
+/// Experts 1 and 3 of four have no rows; the last two rows belong to no expert.
 ExpertRun grouped_products(at::ScalarType dtype, c10::Device device) {
   const at::Tensor x = expert_numbers({11, 6}, 0.3, dtype).to(device).requires_grad_(true);
   const at::Tensor weight = expert_numbers({4, 8, 6}, 0.5, dtype).to(device).requires_grad_(true);
@@ -59,7 +59,7 @@ TEST_F(LaggingDevice, ExpertsWithoutRowsHaveGradientsOfZeroAndNobodyWaits) {
   }
 }
 
-/// Forward and backward of a layer with biases and a shared expert.
+/// Forward and backward of a layer that has biases and a shared expert.
 ExpertRun moe_layer(c10::Device device) {
   TransformerConfig config;
   config.hidden_size = 6;
@@ -84,7 +84,7 @@ ExpertRun moe_layer(c10::Device device) {
   return run;
 }
 
-/// The device's kernels without those of grouped products, as CUDA's in fp32.
+/// The device's kernels without those for grouped products, as CUDA has none in fp32.
 class NoGroupedKernels {
  public:
   NoGroupedKernels() : kernels_(*kernels::find_device_kernels(c10::kPrivateUse1)) {

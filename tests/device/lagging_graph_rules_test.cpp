@@ -3,7 +3,7 @@
 #include "lockstep/tests/device/lagging_graphs.h"
 #include "lockstep/tests/support/throws_with.h"
 
-// What CUDA refuses in a capture, and whose the memory of a graph is.
+// What CUDA refuses in a capture, and who owns the memory of a graph.
 
 namespace lockstep::testing {
 namespace {
@@ -11,14 +11,14 @@ namespace {
 class LaggingGraphRules : public LaggingDevice {};
 
 at::TensorOptions floats() { return {lagging_device(0)}; }
-/// Which is there when the call returns, for every stream.
+/// The values are ready when the call returns, on every stream.
 at::Tensor ones(int64_t count) { return at::ones({count}).to(lagging_device(0)); }
 bool is_all_poison(const at::Tensor& on_host) { return on_host.isnan().all().item<bool>(); }
 
 void wait_briefly() { std::this_thread::sleep_for(std::chrono::milliseconds(3)); }
 
-/// `body` is refused with `part`, the launches behind it and the capture's end name it too, and
-/// what comes after the capture works.
+/// Expects that `body` is refused with `part`, that later launches and the capture's end name it
+/// too, and that work after the capture succeeds.
 void expect_refused(const std::function<void()>& body, const std::string& part) {
   const at::Tensor x = ones(4);
   const c10::StreamGuard guard(new_stream(0));
@@ -115,7 +115,7 @@ TEST_F(LaggingGraphRules, WorkThatHasNotJoinedIsNamedAtTheEnd) {
     EXPECT_TRUE(throws_with<c10::Error>([&] { captured(0, [&] { fork(early_join); }); },
                                         "unjoined work at the end of a capture: aten::mul"));
   const c10::StreamGuard guard(side);
-  EXPECT_TRUE(at::equal(x.cpu(), at::ones({4})));  // the side stream is free again
+  EXPECT_TRUE(at::equal(x.cpu(), at::ones({4})));  // the side stream is released
 }
 
 TEST_F(LaggingGraphRules, AJoinThroughAThirdStreamIsOne) {
@@ -191,7 +191,7 @@ TEST_F(LaggingGraphRules, MemoryFreedInTheCaptureIsUsedAgainThereAndNowhereElse)
   const at::Tensor after = at::empty({999}, floats());
   EXPECT_EQ(after.data_ptr(), addresses[0]);
   EXPECT_TRUE(is_all_poison(after.cpu()));
-  EXPECT_TRUE(at::equal(result.cpu(), at::full({999}, 6.0f)));  // its owner lives
+  EXPECT_TRUE(at::equal(result.cpu(), at::full({999}, 6.0f)));  // its owner is alive
 }
 
 TEST_F(LaggingGraphRules, AResultThatIsFreedStaysTheGraphs) {

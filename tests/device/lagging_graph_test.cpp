@@ -5,12 +5,12 @@
 #include "lockstep/kernels/sum_of_squares.h"
 #include "lockstep/tests/device/lagging_graphs.h"
 
-// Values, order and counts of replays, against the same operators on the CPU.
+// Values, order and counts of replays, compared with the same operators on the CPU.
 
 namespace lockstep::testing {
 namespace {
 
-/// Replays without an order of their own, twenty times with other delays.
+/// Runs a test with twenty seeds, which give different delays.
 class LaggingGraphs : public LaggingDevice {
  protected:
   static void for_each_seed(const std::function<void(uint64_t)>& body) {
@@ -72,7 +72,7 @@ struct Layer {
     }
     return made;
   }
-  /// Gradients are accumulated.
+  /// Accumulates gradients.
   at::Tensor forward_and_backward() const {
     const at::Tensor loss = at::gelu(at::linear(input, weight, bias)).square().sum();
     loss.backward();
@@ -122,7 +122,7 @@ struct Update {
 
 TEST_F(LaggingGraphs, KernelsOfTheOptimizerHaveTheBitsOfTheCpu) {
   Update expected = Update::on(at::kCPU), found = Update::on(lagging_device(0));
-  found.step();  // the segments go to the device
+  found.step();  // uploads the segments
   expected.step();
   const Graph graph = captured(0, [&] { found.step(); });
   for_each_seed([&](uint64_t seed) {

@@ -14,7 +14,7 @@ using Graph = std::unique_ptr<kernels::DeviceGraph>;
 
 inline Graph new_graph() { return kernels::make_device_graph(c10::DeviceType::PrivateUse1); }
 
-/// What `body` launches on a new stream of the device.
+/// Captures what `body` launches on a new stream of the device.
 inline Graph captured(int device, const std::function<void()>& body) {
   const c10::DeviceGuard on_device(lagging_device(device));
   const c10::StreamGuard on_stream(new_stream(static_cast<c10::DeviceIndex>(device)));
@@ -25,14 +25,14 @@ inline Graph captured(int device, const std::function<void()>& body) {
   return graph;
 }
 
-/// `stream` goes on when `other` has done what it has to do so far.
+/// `stream` waits for the work that `other` has so far.
 inline void come_behind(const c10::Stream& stream, const c10::Stream& other) {
   c10::Event event(c10::DeviceType::PrivateUse1);
   event.record(other);
   event.block(stream);
 }
 
-/// Numbers that are others for each seed.
+/// Different numbers for each seed.
 inline at::Tensor numbers_of(uint64_t seed, at::IntArrayRef sizes) {
   int64_t count = 1;
   for (const int64_t size : sizes) count *= size;

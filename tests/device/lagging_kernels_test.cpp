@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kElements = 5000;
 
-/// What an update reads and writes.
+/// The tensors that an update reads and writes.
 struct UpdateOperands {
   at::Tensor master, grad, first, second, low, control;
 
@@ -41,7 +41,7 @@ TEST_F(LaggingDevice, UpdatesHaveTheBitsOfTheCpu) {
   update(expected, {{0, 700}, {1000, kElements}});
   for (uint64_t seed = 1; seed <= 5; ++seed) {
     restart(seed);
-    ASSERT_EQ(current_device(), 0);  // the kernels make the tensors' device current
+    ASSERT_EQ(current_device(), 0);  // kernels make their tensors' device current
     UpdateOperands found = UpdateOperands::on(lagging_device(2));
     const kernels::UpdateSegments segments = {{0, 700}, {1000, kElements}};
     reset_device_counts();
@@ -68,7 +68,7 @@ TEST_F(LaggingDevice, AKernelOnAnotherDeviceThanItsTensorsIsAnIllegalAccess) {
         device_kernels.sgd(flat, flat, {}, {}, {{0, 8}}, {}, {});
       },
       "illegal memory access"));
-  // These make the tensors' device current.
+  // These functions make their tensors' device current.
   EXPECT_EQ(kernels::sum_of_squares(flat).item<double>(), 8);
   EXPECT_EQ(kernels::fingerprint(flat).item<int64_t>(),
             kernels::fingerprint(at::ones({8})).item<int64_t>());

@@ -36,8 +36,8 @@ TEST_F(LaggingDevice, FreedMemoryGoesToTheSameStreamAtOnceAndIsPoison) {
   EXPECT_TRUE(is_poison(b.cpu()));
 }
 
-/// A second stream reads a tensor that its owner frees while the read is under way, and whose
-/// memory the owner's stream uses again.
+/// A second stream reads a tensor. Its owner frees it during the read, and the owner's stream
+/// reuses the memory.
 at::Tensor read_while_freed(bool record) {
   const c10::Stream second = new_stream(0);
   std::optional<Gate> gate;

@@ -16,7 +16,7 @@ struct Step {
   std::map<std::string, at::Tensor> gradients;
 };
 
-/// Forward and backward of a model in one process, in which every token counts the same.
+/// Forward and backward of a model in one process. Every token has the same weight.
 Step run_gpt(const TransformerConfig& config, at::ScalarType dtype, c10::Device device) {
   const c10::OptionalDeviceGuard guard(device.is_cpu() ? std::nullopt
                                                        : std::optional<c10::Device>(device));
@@ -92,7 +92,7 @@ TEST_F(LaggingDevice, ALabelThatNobodyCouldCheckHasALossOfNaN) {
   EXPECT_EQ(losses[3].item<float>(), 0);
 }
 
-/// Forward and backward of micro-batches, one after the other, into one sum of gradients.
+/// Forward and backward of consecutive micro-batches, which accumulate their gradients.
 class MicroBatches {
  public:
   MicroBatches(const TransformerConfig& config, c10::Device device)

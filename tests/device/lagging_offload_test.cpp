@@ -1,5 +1,5 @@
-// recompute() with inputs that wait in the host's memory, where backward ends early, comes in
-// another order, or does not come.
+// recompute() with inputs that wait in host memory: backward ends early, comes in another order, or
+// does not come.
 
 #include <functional>
 #include <memory>
@@ -29,7 +29,7 @@ at::Tensor wave(at::IntArrayRef sizes, double phase) {
 
 class LaggingOffload : public LaggingDevice {
  protected:
-  /// `gradients` on the device, with an offload, against those of the CPU, without.
+  /// Compares `gradients` on the device, with an offload, with those on the CPU, without one.
   void expect_those_of_the_cpu(
       const std::function<Tensors(c10::Device, ActivationOffload*)>& gradients) {
     const Tensors expected = gradients(at::kCPU, nullptr);
@@ -45,7 +45,7 @@ class LaggingOffload : public LaggingDevice {
     }
   }
 
-  /// The stream on which an offload that was made last fetches: the pool is a ring of 32.
+  /// The stream on which the most recent offload fetches: the pool is a ring of 32.
   static c10::Stream fetching_stream() {
     for (int i = 0; i < 31; ++i) pooled_stream(0);
     return pooled_stream(0);
@@ -74,8 +74,8 @@ class LaggingOffload : public LaggingDevice {
     });
   }
 
-  /// Tensors in the memory that an early end of backward has given up keep their values, although
-  /// what it had fetched ahead arrives later.
+  /// Expects that new tensors keep their values in the memory that an early end of backward has
+  /// freed, although a prefetch arrives later.
   static void expect_no_late_write(
       const Layer& make,
       const std::function<void(const Tensors& weights, const at::Tensor& loss)>& end_early,
@@ -130,7 +130,7 @@ TEST_F(LaggingOffload, ABackwardOfTheLastLayerLeavesNoWriteBehind) {
         std::make_shared<bool>(false));
 }
 
-/// Two backwards over each of three forwards of which the last is not over when backward begins.
+/// Two backwards over each of three forwards. All forwards end before the first backward begins.
 Tensors whole_layer_gradients(c10::Device device, ActivationOffload* offload) {
   Tensors weights, losses;
   for (int i = 0; i < 5; ++i)
@@ -171,13 +171,13 @@ TEST_F(LaggingOffload, WhatALayerKeepsIsAwayAndWhatOthersHaveMadeStays) {
       return product.square();
     });
   EXPECT_EQ(inside.storage().data(), nullptr);
-  EXPECT_EQ(x.cpu()[0].item<float>(), 2);       // made by somebody else
+  EXPECT_EQ(x.cpu()[0].item<float>(), 2);       // made outside of the layers
   EXPECT_EQ(weight.cpu()[0].item<float>(), 3);  // a parameter
   y.sum().backward();
   EXPECT_EQ(inside.cpu()[0].item<float>(), 6);
 }
 
-/// Gradients of weights that recomputed functions inside recomputed functions use.
+/// Gradients of weights that are used by recomputed functions inside recomputed functions.
 Tensors nested_gradients(c10::Device device, ActivationOffload* offload) {
   Tensors weights;
   for (int i = 0; i < 6; ++i)
@@ -209,7 +209,7 @@ TEST_F(LaggingOffload, FunctionsInsideFunctionsHaveTheirOwnInputs) {
   expect_those_of_the_cpu(nested_gradients);
 }
 
-/// Two passes that nobody has told apart, and backward in the order of forward.
+/// Two passes without begin_pass(), and backward in the order of forward.
 TEST_F(LaggingOffload, BackwardInTheOrderOfForwardFindsItsInputs) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     restart(seed);

@@ -12,7 +12,7 @@ using Net = std::function<Tensors(const Tensors&)>;
 
 struct OperatorCase {
   std::string name;
-  Tensors inputs;  ///< on the CPU; those of floats get gradients
+  Tensors inputs;  ///< on the CPU; floating-point ones get gradients
   Net net;
 };
 
@@ -25,7 +25,7 @@ struct Outcome {
   Tensors results, gradients;
 };
 
-/// Forward, and backward from waves of the results' shapes.
+/// Forward, and backward starting from waves of the results' shapes.
 Outcome run_case(const OperatorCase& given, c10::Device device) {
   Outcome outcome;
   Tensors inputs;

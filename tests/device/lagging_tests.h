@@ -21,7 +21,7 @@ namespace lockstep::testing {
 constexpr int kLaggingDevices = 4;
 constexpr uint64_t kSeeds = 20;
 
-/// Keeps a stream busy until it is released, for ten seconds at most.
+/// Keeps a stream busy until it is released, but for ten seconds at most.
 class Gate {
  public:
   explicit Gate(const c10::Stream& stream) {
@@ -41,13 +41,13 @@ class Gate {
   std::shared_ptr<std::atomic<bool>> open_ = std::make_shared<std::atomic<bool>>(false);
 };
 
-/// Four devices without errors and with counts of 0.
+/// Four devices without errors and with all counts at 0.
 class LaggingDevice : public ::testing::Test {
  protected:
   void SetUp() override { restart(1); }
   void TearDown() override { clear_device_errors(); }
 
-  /// Half of the tasks late by up to `longest`.
+  /// Delays half of the tasks by up to `longest`.
   static void restart(uint64_t seed,
                       std::chrono::microseconds longest = std::chrono::microseconds(200)) {
     use_lagging_device(
@@ -56,7 +56,7 @@ class LaggingDevice : public ::testing::Test {
     reset_device_counts();
   }
 
-  /// Streams do next to nothing before somebody waits for them.
+  /// Streams do almost nothing until somebody waits for them.
   static void restart_lazy(uint64_t seed) {
     restart(seed);
     use_lagging_device({.devices = kLaggingDevices,
@@ -66,7 +66,7 @@ class LaggingDevice : public ::testing::Test {
   }
 };
 
-/// Same dtype, shape, strides and bits. `on_device` is waited for.
+/// Expects the same dtype, shape, strides and bits. Waits for `on_device`.
 inline void expect_same_bits(const at::Tensor& on_device, const at::Tensor& on_cpu,
                              const std::string& what) {
   ASSERT_EQ(on_device.defined(), on_cpu.defined()) << what;

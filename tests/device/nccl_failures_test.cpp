@@ -1,14 +1,14 @@
 #include "lockstep/tests/device/nccl_job.h"
 #include "lockstep/tests/support/throws_with.h"
 
-// What never ends with NCCL's rules, and how it is ended.
+// What never ends under NCCL's rules, and how it is ended.
 
 namespace lockstep::testing {
 namespace {
 
 using std::chrono::milliseconds;
 
-/// Runs a program that hangs on both ranks, and returns what the watchdogs said of it.
+/// Runs a program that hangs on both ranks. Returns what the watchdogs report.
 std::vector<std::string> overdue_on_two_ranks(const std::function<void(NcclRank&)>& program) {
   OverdueWorks overdue;
   errors_of_job(
@@ -87,7 +87,7 @@ TEST(NcclFailures, TwoThatBothSendFirstNeverReceive) {
       [](NcclRank& self) {
         const int other = 1 - self.rank;
         const at::Tensor x = self.filled(4, 1);
-        for (const int sender : {0, 1})  // both directions, once
+        for (const int sender : {0, 1})  // connects both directions
           (self.rank == sender ? self.send(x, other) : self.receive(x, other))->wait();
         self.synchronize();
         self.give_up_soon();
@@ -171,7 +171,7 @@ TEST(NcclFailures, AbortReleasesTheOwnKernelsAlone) {
       3,
       [&](NcclRank& self) {
         self.meet();
-        if (self.rank == 2) return aborted.acquire();  // calls nothing
+        if (self.rank == 2) return aborted.acquire();  // makes no call
         if (self.rank == 1) self.give_up_soon();
         const WorkPtr work = self.all_reduce(self.filled(4, 1));
         work->wait();
@@ -182,7 +182,7 @@ TEST(NcclFailures, AbortReleasesTheOwnKernelsAlone) {
           aborted.release();
         } else {
           self.synchronize();
-          EXPECT_EQ(overdue.messages.size(), 1U);  // by nothing else
+          EXPECT_EQ(overdue.messages.size(), 1U);  // nothing else released it
         }
       },
       overdue.options(/*abort_after=*/1));
@@ -283,7 +283,7 @@ TEST(NcclFailures, RefusesWhatNcclRefuses) {
   });
 }
 
-/// In a process of its own, which the watchdog ends.
+/// Runs in its own process, which the watchdog ends.
 void leave_a_collective_out() {
   errors_of_job(2, [](NcclRank& self) {
     self.meet();

@@ -1,6 +1,6 @@
 #include "lockstep/tests/device/nccl_job.h"
 
-// Every call of c10d, on the backend with NCCL's rules and on Gloo, which gets the same on the CPU.
+// Every c10d call, on the backend with NCCL's rules and, with the same input on the CPU, on Gloo.
 
 namespace lockstep::testing {
 namespace {
@@ -18,7 +18,7 @@ c10::intrusive_ptr<c10d::Backend> gloo(const c10::intrusive_ptr<c10d::Store>& st
   return make_gloo_backend(spec);
 }
 
-/// Makes calls on a backend and keeps their results, on the host.
+/// Makes calls on a backend and keeps their results on the host.
 class Caller {
  public:
   Caller(c10d::Backend& backend, Put put, at::ScalarType dtype)
@@ -39,7 +39,7 @@ class Caller {
       to_one.reduceOp = op;
       to_one.rootRank = size_ - 1;
       const WorkPtr work = backend_.reduce(sum, to_one);
-      keep(work, rank_ == size_ - 1 ? sum : Tensors());  // elsewhere the result is anything
+      keep(work, rank_ == size_ - 1 ? sum : Tensors());  // undefined on the other ranks
     }
     at::Tensor input = terms(5L * size_), output = zeros(5);
     keep(backend_._reduce_scatter_base(output, input), {output});
@@ -65,11 +65,11 @@ class Caller {
     std::vector<int64_t> even;
     at::Tensor input = terms(2L * size_), output = zeros(2L * size_);
     keep(backend_.alltoall_base(output, input, even, even), {output});
-    std::vector<int64_t> rows;  // the same both ways; some are empty
+    std::vector<int64_t> rows;  // the same in both directions; some are empty
     int64_t total = 0;
     for (int peer = 0; peer < size_; ++peer) total += rows.emplace_back((rank_ + peer) % 3);
     at::Tensor table = terms(2 * total).view({total, 2}), got = zeros(2 * total).view({total, 2});
-    std::vector<int64_t> same_rows = rows;  // Gloo takes the vectors away
+    std::vector<int64_t> same_rows = rows;  // Gloo moves from the vectors
     keep(backend_.alltoall_base(got, table, rows, same_rows), {got});
   }
 
@@ -90,7 +90,7 @@ class Caller {
     keep(backend_.scatter(output, inputs, from), output);
   }
 
-  /// Once around: rank 0 sends first.
+  /// Once around the ring: rank 0 sends first.
   void messages() {
     Tensors mine = {terms(8)}, got = {zeros(8)};
     const int next = (rank_ + 1) % size_, last = (rank_ + size_ - 1) % size_;

@@ -3,7 +3,7 @@
 #include "lockstep/tests/device/nccl_job.h"
 #include "lockstep/tests/support/throws_with.h"
 
-// Collectives in graphs: values, order, counts and what NCCL and c10d refuse.
+// Collectives in graphs: values, order, counts, and what NCCL and c10d refuse.
 
 namespace lockstep::testing {
 namespace {
@@ -114,7 +114,7 @@ TEST(NcclGraphs, ACommunicatorKeepsTheOrderOfReplaysAndOtherLaunches) {
             std::optional<Gate> gate;
             if (self.rank == round % 2) gate.emplace(current_stream(self.device.index()));
             graph->replay();
-            const c10::StreamGuard guard(other);  // nothing but NCCL orders it behind the replay
+            const c10::StreamGuard guard(other);  // only NCCL orders it after the replay
             const WorkPtr reducing = self.all_reduce(y);
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
             if (gate) gate->release();
@@ -136,7 +136,7 @@ TEST(NcclGraphs, ACommunicatorKeepsTheOrderOfReplaysAndOtherLaunches) {
         }());
 }
 
-/// What rank 0 of two gets when it calls `body` in a capture.
+/// The error of rank 0, of two, when it calls `body` in a capture.
 std::string error_in_capture(const std::function<void(NcclRank&)>& before,
                              const std::function<void(NcclRank&)>& body) {
   std::string message;

@@ -14,7 +14,7 @@
 #include "lockstep/tests/support/device/lagging_device.h"
 #include "lockstep/tests/support/device/nccl_rules_backend.h"
 
-/// Groups of bare backends with NCCL's rules, one thread and one device a rank.
+/// Groups of bare backends with NCCL's rules: one thread and one device per rank.
 namespace lockstep::testing {
 
 using Tensors = std::vector<at::Tensor>;
@@ -24,7 +24,7 @@ inline at::Tensor constant(int64_t numel, double value) {
   return at::full({numel}, value, at::kFloat);
 }
 
-/// In double. Small integers, so that sums are exact in every dtype.
+/// Small integers in double, so sums are exact in every dtype.
 inline at::Tensor whole_numbers(int64_t rank, int64_t numel) {
   return (at::arange(numel, at::kDouble) * 7 + rank * 3).remainder(11);
 }
@@ -36,12 +36,12 @@ struct NcclRank {
   c10::intrusive_ptr<c10d::Backend> backend;
   NcclRules& rules;
 
-  /// A tensor of the host, on the device.
+  /// Copies a host tensor to the device.
   at::Tensor put(const at::Tensor& host) const { return host.to(device); }
   at::Tensor filled(int64_t numel, double value, at::ScalarType dtype = at::kFloat) const {
     return put(at::full({numel}, value, dtype));
   }
-  /// Fresh memory, which is poison.
+  /// Fresh memory, which holds poison.
   at::Tensor fresh(int64_t numel, at::ScalarType dtype = at::kFloat) const {
     return at::empty({numel}, at::TensorOptions(dtype).device(device));
   }
@@ -67,9 +67,9 @@ struct NcclRank {
     Tensors one = {std::move(tensor)};
     return backend->recv(one, from, tag);
   }
-  /// Works that are launched from now on are overdue after 300 ms.
+  /// Works that are launched from now on time out after 300 ms.
   void give_up_soon() const { backend->setTimeout(std::chrono::milliseconds(300)); }
-  /// Makes the group's communicator, and waits for it on the host.
+  /// Creates the group's communicator and waits for it on the host.
   void meet() const { backend->barrier()->wait(); }
   /// The host waits for the current stream.
   void synchronize() const { current_stream(device.index()).synchronize(); }
@@ -83,8 +83,8 @@ struct NcclJobOptions {
   int first_device = 0;
 };
 
-/// Runs `body` on each rank of a group "test", shuts it down where the body returns, and returns
-/// what the ranks threw, "" for nothing. A rank that throws aborts the job.
+/// Runs `body` on each rank of a group "test" and then shuts the group down. Returns what each rank
+/// threw, "" for nothing. A rank that throws aborts the job.
 inline std::vector<std::string> errors_of_job(int size, const std::function<void(NcclRank&)>& body,
                                               NcclJobOptions options = {}) {
   use_lagging_device({.seed = options.seed});
@@ -114,14 +114,14 @@ inline std::vector<std::string> errors_of_job(int size, const std::function<void
   return errors;
 }
 
-/// The same, and no rank may throw.
+/// The same, but no rank may throw.
 inline void run_job(int size, const std::function<void(NcclRank&)>& body,
                     NcclJobOptions options = {}) {
   for (const std::string& error : errors_of_job(size, body, std::move(options)))
     EXPECT_EQ(error, "");
 }
 
-/// Collects what watchdogs report, and aborts the job once as many have.
+/// Collects what watchdogs report. Aborts the job after `abort_after` messages.
 struct OverdueWorks {
   std::mutex mutex;
   std::vector<std::string> messages;
@@ -142,7 +142,7 @@ struct OverdueWorks {
   }
 };
 
-/// Waits, for a minute at most, until `condition` holds.
+/// Waits until `condition` holds, but for a minute at most.
 inline ::testing::AssertionResult comes_true(const std::function<bool()>& condition) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
   while (!condition()) {

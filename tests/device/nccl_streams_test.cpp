@@ -1,6 +1,6 @@
 #include "lockstep/tests/device/nccl_job.h"
 
-// What is asynchronous with NCCL's rules, and what blocks the host.
+// What is asynchronous under NCCL's rules, and what blocks the host.
 
 namespace lockstep::testing {
 namespace {
@@ -16,7 +16,7 @@ TEST(NcclStreams, WaitReturnsBeforeThePeersCome) {
     const int64_t waits = device_counts(self.device.index()).waits;
     const WorkPtr work = self.all_reduce(mine);
     EXPECT_TRUE(work->wait());
-    const at::Tensor twice = mine * 2;  // queued behind the collective
+    const at::Tensor twice = mine * 2;  // queued after the collective
     if (self.rank == 0) {
       EXPECT_FALSE(work->isCompleted());
       EXPECT_EQ(device_counts(self.device.index()).waits, waits);
@@ -38,7 +38,7 @@ TEST(NcclStreams, AMissingWaitShowsPoisonUnderTwentySeeds) {
               if (self.rank == 1) other.acquire();
               const WorkPtr work = self.all_gather(all, mine);
               if (self.rank == 0) {
-                poisoned += all.clone().cpu().isnan().all().item<bool>();  // no wait(): the fault
+                poisoned += all.clone().cpu().isnan().all().item<bool>();  // the bug: no wait()
                 other.release();
               }
               work->wait();
@@ -54,7 +54,7 @@ TEST(NcclStreams, AKernelWaitsForTheStreamOfItsCaller) {
     run_job(2,
             [&](NcclRank& self) {
               at::Tensor x = self.filled(1000, 1);
-              for (int i = 0; i < 10; ++i) x = x + 1;  // late
+              for (int i = 0; i < 10; ++i) x = x + 1;  // runs late
               self.all_reduce(x)->wait();
               EXPECT_TRUE(at::equal(x.cpu(), constant(1000, 22))) << "seed " << seed;
             },
@@ -71,7 +71,7 @@ TEST(NcclStreams, TensorsOfACollectiveAreKeptUntilWait) {
     const WorkPtr work = self.all_gather(output, input);
     input.reset();
     EXPECT_FALSE(memory.expired());
-    const at::Tensor other_values = self.filled(64, -5);  // would take the memory
+    const at::Tensor other_values = self.filled(64, -5);  // would reuse the memory
     if (self.rank == 0) other.release();
     work->wait();
     EXPECT_TRUE(memory.expired());
@@ -84,9 +84,9 @@ TEST(NcclStreams, TheMemoryOfAMessageIsNotUsedAgainBeforeItHasLeft) {
   run_job(2, [&](NcclRank& self) {
     const at::Tensor got = self.fresh(64);
     if (self.rank == 0) {
-      self.send(self.filled(1, 0), 1);  // makes the pair's communicator
+      self.send(self.filled(1, 0), 1);  // creates the pair's communicator
       self.send(self.filled(64, 7), 1);
-      for (int i = 0; i < 10; ++i) self.filled(64, -5);  // would take the memory
+      for (int i = 0; i < 10; ++i) self.filled(64, -5);  // would reuse the memory
       self.synchronize();
       other.release();
     } else {
@@ -103,7 +103,7 @@ TEST(NcclStreams, OnlyTheFirstMessageOfADirectionBlocksTheHost) {
   run_job(2, [&](NcclRank& self) {
     if (self.rank == 0) {
       self.send(self.filled(8, 1), 1);
-      const WorkPtr work = self.send(self.filled(8, 2), 1);  // nobody has asked for it
+      const WorkPtr work = self.send(self.filled(8, 2), 1);  // nobody has posted a receive
       EXPECT_FALSE(work->isCompleted());
       EXPECT_EQ(self.rules.counts(0).host_blocks, 2);
       second.release();
@@ -243,7 +243,7 @@ TEST(NcclStreams, TheWorkOfACallInABatchIsWorthless) {
   });
 }
 
-/// Rank 0 sends and then adds up with all; rank 1 adds up and then receives.
+/// Rank 0 sends and then joins a sum of all; rank 1 joins the sum and then receives.
 void send_beside_a_sum(NcclRank& self) {
   const at::Tensor x = self.filled(8, 1), got = self.fresh(8);
   if (self.rank == 0) self.send(self.filled(8, 7), 1);
@@ -256,7 +256,7 @@ void send_beside_a_sum(NcclRank& self) {
   }
 }
 
-/// Both directions of the pair, and the group, before the test.
+/// Connects the group and the pair before the test.
 void use_all_once(NcclRank& self) {
   self.meet();
   const at::Tensor x = self.filled(8, 1);
@@ -283,7 +283,7 @@ TEST(NcclStreams, MessagesRunBesideCollectivesUnlessTheGroupIsConnectedEagerly) 
         const WorkPtr sum = self.all_reduce(x);
         if (self.rank == 1) self.receive(got, 0)->wait();
         sum->wait();
-        self.synchronize();  // until the watchdogs have aborted all
+        self.synchronize();  // ends when the watchdogs have aborted all
       },
       overdue.options(/*abort_after=*/5));
   EXPECT_EQ(overdue.messages.size(), 5U);  // three sums, a send and a receive
@@ -298,7 +298,7 @@ TEST(NcclStreams, ACallThatIsNotAsynchronousRunsOnTheCurrentStream) {
     c10d::AllgatherOptions options;
     options.asyncOp = false;
     EXPECT_EQ(self.backend->_allgather_base(all, mine, options), nullptr);
-    const at::Tensor copy = all.clone();  // ordered without a wait
+    const at::Tensor copy = all.clone();  // ordered by the stream, without a wait
     if (self.rank == 0) other.release();
     EXPECT_TRUE(at::equal(copy.cpu(), at::cat({constant(4, 0), constant(4, 1)})));
   });
@@ -324,9 +324,9 @@ TEST(NcclStreams, TheFutureOfAWorkIsOfItsStream) {
     if (self.rank == 1) other.acquire();
     const WorkPtr work = self.all_reduce(self.filled(8, 1));
     const auto future = work->getFuture();
-    EXPECT_TRUE(future->completed());  // as c10d's: that it was launched
+    EXPECT_TRUE(future->completed());  // as in c10d: it has been launched
     if (self.rank == 0) other.release();
-    future->wait();  // orders the current stream behind the kernel
+    future->wait();  // the current stream then waits for the kernel
     EXPECT_TRUE(at::equal(future->value().toTensorVector().at(0).cpu(), constant(8, 2)));
   });
 }

@@ -6,13 +6,13 @@
 #include "lockstep/tests/support/host_transport.h"
 #include "lockstep/tests/support/rank_threads.h"
 
-// Numbers of the backend with NCCL's rules: against sums in double, and the bits of the host
-// transport.
+// Numbers of the backend with NCCL's rules, compared with sums in double and with the bits of the
+// host transport.
 
 namespace lockstep::testing {
 namespace {
 
-/// The terms of `size` ranks, combined in double, as `dtype`.
+/// The terms of `size` ranks, combined in double and converted to `dtype`.
 at::Tensor combined(int size, int64_t numel, c10d::ReduceOp::RedOpType op, double factor,
                     at::ScalarType dtype) {
   at::Tensor result = whole_numbers(0, numel) * factor;
@@ -107,7 +107,7 @@ TEST(NcclValues, InPlaceGathersAndScatters) {
   });
 }
 
-/// Terms over many orders of magnitude, so that the order of a sum shows in its bits.
+/// Terms over many orders of magnitude, so the order of a sum affects its bits.
 at::Tensor wild(int64_t rank, int64_t numel, at::ScalarType dtype) {
   auto random = at::detail::createCPUGenerator(static_cast<uint64_t>(100 + rank));
   const at::Tensor values = at::randn({numel}, random, at::TensorOptions(at::kDouble));
@@ -120,7 +120,7 @@ constexpr ReduceOp kHostOps[] = {ReduceOp::sum, ReduceOp::average, ReduceOp::max
 constexpr c10d::ReduceOp::RedOpType kNcclOps[] = {c10d::ReduceOp::SUM, c10d::ReduceOp::AVG,
                                                   c10d::ReduceOp::MAX, c10d::ReduceOp::MIN};
 
-/// Of each rank: all-reduce and reduce-scatter for every dtype and operation.
+/// For each rank: all-reduce and reduce-scatter for every dtype and operation.
 std::vector<Tensors> host_transport_results(int size, int64_t numel) {
   std::vector<Tensors> results(static_cast<size_t>(size));
   run_ranks(size, [&](const ParallelState& state) {
@@ -170,7 +170,7 @@ TEST(NcclValues, SumsHaveTheBitsOfTheHostTransport) {
   }
 }
 
-/// Operators, collectives and messages that depend on each other, through several communicators.
+/// Operators, collectives and messages that depend on each other, over several communicators.
 at::Tensor mixed_work(NcclRank& self, at::Tensor x) {
   const int next = (self.rank + 1) % self.size, last = (self.rank + self.size - 1) % self.size;
   for (int round = 0; round < 4; ++round) {
@@ -188,7 +188,7 @@ at::Tensor mixed_work(NcclRank& self, at::Tensor x) {
   return x;
 }
 
-/// The same for all ranks at once, on the host.
+/// The same on the host, for all ranks at once.
 Tensors mixed_work_on_host(Tensors x) {
   const auto size = x.size();
   for (int round = 0; round < 4; ++round) {
@@ -241,7 +241,7 @@ TEST(NcclValues, CountsCallsAndBytesOfEachGroupAndKind) {
       EXPECT_EQ(calls.at("recv"), (NcclCalls{1, 16}));
     }
     EXPECT_EQ(calls.size(), self.rank == 1 ? 2U : 3U);
-    EXPECT_EQ(counts.kernels, self.rank == 1 ? 3 : 4);  // nothing for no elements
+    EXPECT_EQ(counts.kernels, self.rank == 1 ? 3 : 4);  // calls without elements launch none
     EXPECT_EQ(counts.communicators, self.rank == 1 ? 1 : 2);
     EXPECT_EQ(counts.host_blocks, self.rank == 1 ? 1 : 3);
   });

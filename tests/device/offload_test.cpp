@@ -1,5 +1,5 @@
-// What is kept in the host's memory does not lie on the device, is saved and loaded like any other
-// state, and is asked for in configurations that can have it.
+// Offloaded tensors are not on the device, are saved and loaded like any other state, and are
+// refused in configurations that do not support them.
 
 #include <gtest/gtest.h>
 
@@ -42,7 +42,7 @@ class Offload : public ::testing::Test {
     return parse_config(kDeviceModel, "test", with({"data.path=" + text_}, more));
   }
 
-  /// What `look` finds after two steps of each rank.
+  /// Calls `look` on each rank after two steps.
   void train(int64_t world, const Overrides& more,
              const std::function<void(Trainer&, const ParallelState&)>& look) const {
     const Config config = this->config(more);
@@ -64,7 +64,7 @@ class Offload : public ::testing::Test {
   std::string text_;
 };
 
-/// With the padding of buffers: `per_element` bytes of each element that this rank updates.
+/// `per_element` bytes for each element that this rank updates, including the padding of buffers.
 int64_t state_bytes(const Trainer& trainer, int64_t per_element) {
   int64_t numel = 0;
   for (const DistributedDataParallel* model : trainer.training_model().wrappers())
@@ -93,14 +93,14 @@ TEST_F(Offload, TheDeviceHoldsNoByteOfTheState) {
     train(2, with(more, {"optimizer.offload=true"}), note(left));
     for (size_t rank = 0; rank < 2; ++rank) {
       EXPECT_GT(state[rank], 10000);
-      // Beside the state the device keeps a few numbers of an update.
+      // Besides the state, the device keeps a few numbers of an update.
       EXPECT_GE(kept[rank] - left[rank], state[rank]) << rank;
       EXPECT_LE(kept[rank] - left[rank], state[rank] + 2048) << rank;
     }
   }
 }
 
-/// Each of 24 layers would keep 8 * 16 * 16 elements of fp32; two are there again.
+/// Each of 24 layers would keep 8 * 16 * 16 elements of fp32; at most two are on the device.
 TEST_F(Offload, TheDeviceKeepsNoInputsOfRecomputedLayers) {
   const Overrides deep = {"model.num_layers=24", "model.recompute_granularity=full",
                           "train.micro_batch_size=8"};
@@ -117,7 +117,7 @@ TEST_F(Offload, TheDeviceKeepsNoInputsOfRecomputedLayers) {
   EXPECT_LE(kept - offloaded, 24 * input);
 }
 
-/// Of 24 layers that keep all, two are there at a time; and what the plan says of CUDA holds for
+/// Of 24 layers that keep everything, two are on the device at a time. The plan for CUDA holds for
 /// the test device in fp32.
 TEST_F(Offload, TheDeviceKeepsTwoLayersAtATime) {
   for (const char* more : {"model.recompute_granularity=none",
@@ -138,7 +138,7 @@ TEST_F(Offload, TheDeviceKeepsTwoLayersAtATime) {
     const int64_t layer = plan(on_host).host_bytes / 24;
     EXPECT_GT(layer, 8 * 8 * 16 * 16 * 4) << more;
     EXPECT_LE(kept - offloaded, 24 * layer) << more;
-    // But for the order of the experts' rows, which goes with the graph.
+    // Except for the order of the experts' rows, which lives as long as the graph.
     const int64_t saved = plan(deep).activation_bytes - plan(on_host).activation_bytes;
     EXPECT_GE(kept - offloaded, saved - saved / 50) << more;
     EXPECT_LE(kept - offloaded, saved + 2 * layer) << more;
@@ -167,7 +167,7 @@ TEST_F(Offload, CheckpointsAreThoseOfOtherRuns) {
           if (!to.empty()) {
             CheckpointSaver saver(state, {.folder = to, .async = true});
             saver.save(trainer.state(/*with_optimizer=*/true), trainer.progress(), config, false);
-            found.push_back(trainer.train_step().lm_loss);  // while it is being written
+            found.push_back(trainer.train_step().lm_loss);  // while the save is being written
             saver.finish();
           }
           if (state.rank() == 0) losses[name] = found;
@@ -187,7 +187,7 @@ TEST_F(Offload, CheckpointsAreThoseOfOtherRuns) {
     EXPECT_EQ(losses[other], losses["plain of plain"]) << other;
 }
 
-/// fp32 weights have no master weights: what the device has is what counts, whoever wrote it.
+/// fp32 weights have no master weights: the device's values count, whoever wrote them.
 TEST_F(Offload, WeightsThatAreChangedOnTheDeviceStayChanged) {
   std::map<std::string, std::vector<double>> losses;
   for (const char* const offload : {"false", "true"})
@@ -205,7 +205,7 @@ TEST_F(Offload, WeightsThatAreChangedOnTheDeviceStayChanged) {
   EXPECT_EQ(losses["true"], losses["false"]);
 }
 
-/// Copies, and what each rank has kept, are compared with state on both sides.
+/// Replicas, and the part that each rank keeps, are compared, with state on both sides.
 TEST_F(Offload, CopiesAreCompared) {
   train(2, {"optimizer.offload=true", "train.replica_check_interval=1", "train.precision=bf16"},
         [](Trainer& trainer, const ParallelState& state) {

@@ -1,5 +1,5 @@
-// train.cuda_graph: what is recorded once and launched for other data gives the bits, and the
-// communication, of the same run launched operation by operation.
+// train.cuda_graph: a recorded step that is launched for other data gives the same bits and the
+// same communication as a run that launches every operation.
 
 #include <gtest/gtest.h>
 
@@ -31,14 +31,14 @@ struct RecordedJob {
   std::string name;
   int64_t world = 1;
   Fields fields;
-  bool cpu_has_same_bits = true;  ///< false: the device takes another kernel
+  bool cpu_has_same_bits = true;  ///< false: the device uses another kernel
 };
 
 void PrintTo(const RecordedJob& job, std::ostream* out) { *out << job.name; }
 
-/// What a run left behind.
+/// The results of a run.
 struct Trace {
-  std::vector<std::string> told;           ///< by rank 0, with all bits
+  std::vector<std::string> told;           ///< lines of rank 0, with all bits
   std::map<int64_t, std::string> weights;  ///< sums of a rank's state, with all bits
   std::map<int64_t, std::vector<std::string>> calls;
   std::map<int64_t, int64_t> replays, most_waits;
@@ -113,7 +113,7 @@ class RecordedSteps : public ::testing::TestWithParam<RecordedJob> {
       callbacks.iteration = [&](const IterationMetrics& m) {
         told.push_back(fmt::format("{}: {:a} {:a} {:a} {}", m.iteration, m.lm_loss, m.grad_norm,
                                    m.learning_rate, m.num_tokens));
-        // Of the steady state: iteration 4 is told in the launch of the next one.
+        // In the steady state: iteration 4 is reported during the launch of the next one.
         if (m.iteration == 4) most = counts().waits - waits;
         waits = counts().waits;
       };
@@ -150,7 +150,7 @@ TEST_P(RecordedSteps, LaunchesOfTheRecordingGiveTheBitsAndTheCallsOfTheRunWithou
       EXPECT_EQ(found.told, plain.told) << graph;
       EXPECT_EQ(found.weights, plain.weights) << graph;
       EXPECT_EQ(found.calls, plain.calls) << graph;
-      // Of iterations 2 to 7, or 3 to 7.
+      // In iterations 2 to 7, or 3 to 7.
       const int64_t launches = graph == "microbatch" ? 6 * (microbatches() - 1) : 5;
       for (const auto& [rank, replays] : found.replays) EXPECT_EQ(replays, launches) << graph;
       for (const auto& [rank, waits] : found.most_waits) EXPECT_LE(waits, 1) << graph;
@@ -233,7 +233,7 @@ TEST(RecordedStepsConfig, WhatCannotBeRecordedIsRefusedByName) {
                                        "ddp.allow_unused_parameters"));
 }
 
-/// Errors of two ranks that launch recorded steps. Rank 1 does fault() before the sixth.
+/// Errors of two ranks that launch recorded steps. Rank 1 calls fault() before the sixth.
 std::vector<std::string> errors_of_recorded_run(const std::function<void()>& fault,
                                                 std::chrono::seconds timeout) {
   const TemporaryFolder folder;

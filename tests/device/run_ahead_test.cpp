@@ -1,5 +1,6 @@
-// Trainer::run() on a device launches an iteration before it knows the numbers of the one before.
-// What it tells, saves and leaves behind must be what it is on the CPU, which knows them at once.
+// On a device, Trainer::run() launches an iteration before it knows the numbers of the previous
+// one. What it reports and saves, and its final state, must match the CPU, which knows them at
+// once.
 
 #include <gtest/gtest.h>
 
@@ -24,7 +25,7 @@ namespace lockstep::testing {
 namespace {
 
 using Settings = std::vector<std::string>;
-/// What a run told, in its order, with all bits of the numbers.
+/// What a run reported, in order, with all bits of the numbers.
 using Story = std::vector<std::string>;
 
 struct Job {
@@ -33,9 +34,9 @@ struct Job {
   Settings settings;
 };
 
-/// Iterations before whose launch something happens.
+/// Iterations before whose launch an event happens.
 struct Events {
-  std::optional<int64_t> stop_in = {};    ///< SIGTERM comes; the run is then taken up again
+  std::optional<int64_t> stop_in = {};    ///< SIGTERM arrives; the run is then resumed
   std::optional<int64_t> poison_in = {};  ///< a weight becomes NaN
 };
 
@@ -54,7 +55,7 @@ double sum_of(const std::vector<StateTensor>& state) {
   return sum;
 }
 
-/// Counted by the routers and in no bias yet.
+/// Tokens that the routers have counted and not yet applied to a bias.
 int64_t waiting_tokens(const Trainer& trainer) {
   int64_t tokens = 0;
   for (const auto& router : find_routers(trainer.model()))
@@ -148,7 +149,7 @@ class RunAhead : public ::testing::TestWithParam<Job> {
 
   TemporaryFolder folder_;
   std::string path_;
-  static inline std::string last_line_;  ///< but one: how the run diverged
+  static inline std::string last_line_;  ///< the last line but one: how the run diverged
 
  private:
   template <class Run>
@@ -184,7 +185,7 @@ TEST_P(RunAhead, SkippedStepsInARowEndTheRunAsOnTheCpu) {
 }
 
 TEST_P(RunAhead, SpikesAreSkippedAsOnTheCpu) {
-  // Without a place to go back to, rewind skips, too, but drops the iteration that was launched.
+  // With nothing to go back to, rewind also skips, but drops the iteration that was launched.
   for (const char* const what : {"train.on_spike=skip", "train.on_spike=rewind"}) {
     const Config sensitive = config({what, "train.spike_window=2", "train.spike_zscore=0.01",
                                      "train.train_iters=9", "checkpoint.save_interval=100"});
@@ -231,7 +232,7 @@ const Job kJobs[] = {
 INSTANTIATE_TEST_SUITE_P(Jobs, RunAhead, ::testing::ValuesIn(kJobs),
                          [](const auto& info) { return info.param.name; });
 
-/// (iteration told, iteration launched by then), while the device stands still in the latter.
+/// (reported iteration, iteration launched by then), while the device is held up in the latter.
 TEST(RunAheadOrder, AnIterationIsToldWhileTheDeviceWorksOnTheNext) {
   use_lagging_device();
   TemporaryFolder folder;
@@ -248,7 +249,7 @@ TEST(RunAheadOrder, AnIterationIsToldWhileTheDeviceWorksOnTheNext) {
     int64_t launched = 0;
     TrainCallbacks callbacks;
     callbacks.should_stop = [&] {
-      // The first iteration waits for what is made once.
+      // The first iteration waits for one-time work.
       if (++launched > 1) gate.emplace(current_stream(state.device().index()));
       return RunEnd::none;
     };

@@ -1,5 +1,5 @@
-// Sharded parameters on asynchronous devices: what NCCL is given in a step, and what lies on the
-// device between steps.
+// Sharded parameters on asynchronous devices: what NCCL gets in a step, and what is on the device
+// between steps.
 
 #include <gtest/gtest.h>
 
@@ -43,7 +43,7 @@ class ShardedDevice : public ::testing::Test {
   std::string text_;
 };
 
-/// What changed between two counts of a rank, by the kind of group.
+/// The difference between two counts of a rank, by kind of group.
 std::map<std::string, ShardedTraffic> traffic(const NcclCounts& before, const NcclCounts& after) {
   std::map<std::string, ShardedTraffic> found;
   for (const auto& [group, kinds] : after.calls) {
@@ -66,7 +66,7 @@ std::map<std::string, ShardedTraffic> traffic(const NcclCounts& before, const Nc
 struct Case {
   int64_t world;
   Overrides overrides;
-  int64_t expert_ranks = 0;  ///< that hold the same experts
+  int64_t expert_ranks = 0;  ///< number that hold the same experts
 };
 
 TEST_F(ShardedDevice, NcclIsGivenTheBytesOfTheFormula) {
@@ -123,7 +123,7 @@ TEST_F(ShardedDevice, ADeviceKeepsEighteenBytesOfAParameterOverTheRanks) {
           [&](const ParallelState& state) {
             Trainer trainer(job, state);
             for (int step = 0; step < 3; ++step) trainer.train_step();
-            int64_t parameters = 0, unit = 0;  // of the module itself, so that padding counts
+            int64_t parameters = 0, unit = 0;  // of the module itself, so padding counts as excess
             for (const at::Tensor& param : trainer.training_model().chunks().front()->parameters())
               parameters += param.numel();
             const BlockPool* pool = nullptr;
@@ -137,7 +137,7 @@ TEST_F(ShardedDevice, ADeviceKeepsEighteenBytesOfAParameterOverTheRanks) {
             const int64_t expected = 18 * parameters / ranks;
             EXPECT_GE(kept, expected);
             EXPECT_LE(kept, expected + expected / 100) << "of " << parameters;
-            // Two units of weights in bf16, two of gradients in fp32.
+            // Two units: weights in bf16, gradients in fp32.
             EXPECT_LE(static_cast<int64_t>(pool->peak_bytes()), 2 * unit * (2 + 4));
           },
           options(job));

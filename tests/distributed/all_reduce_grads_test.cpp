@@ -25,7 +25,7 @@ using testing::SmallNet;
 using testing::throws_with;
 using Sent = std::vector<std::string>;
 
-/// What all_reduce_grads() does, parameter by parameter: the mean over the ranks of the group.
+/// The reference for all_reduce_grads(): the mean over the group's ranks, parameter by parameter.
 void plain_loop(const torch::nn::Module& model, const ProcessGroup& group) {
   for (const at::Tensor& param : model.parameters()) {
     if (!param.grad().defined()) continue;
@@ -35,7 +35,7 @@ void plain_loop(const torch::nn::Module& model, const ProcessGroup& group) {
   }
 }
 
-/// The example's order of axes: cp is the innermost.
+/// The order of the axes in the example: cp is the innermost.
 DeviceMesh world_mesh(const ParallelState& state, int64_t dp, int64_t tp, int64_t cp) {
   return {state, {dp, tp, cp}, {"dp", "tp", "cp"}};
 }

@@ -67,7 +67,7 @@ TEST(DistributedDataParallel, AReplacedGradientIsNamed) {
   DistributedDataParallel ddp(net, ParallelState::single_process());
   net.loss(SmallNet::samples(0, 2)).backward();
   at::Tensor weight = net.parameters()[2];
-  weight.mutable_grad() = weight.grad() / 2;  // what a loop does that scales out of place
+  weight.mutable_grad() = weight.grad() / 2;  // as a loop that scales out of place does
   try {
     ddp.finish_grad_sync();
     FAIL();
@@ -189,7 +189,7 @@ TEST(DistributedDataParallel, DifferentSettingsFailEveryRankByName) {
   }
 }
 
-/// A net of three layers whose backward throws on the way from the last to the first.
+/// A net of three layers whose backward throws after the last layer.
 struct Interrupted : torch::nn::Module {
   Interrupted() {
     for (int i = 0; i < 3; ++i)
@@ -222,14 +222,15 @@ TEST(DistributedDataParallel, AStepThatThrewInBackwardCanBeAbandoned) {
         const auto step = [&] {
           net.loss(state.rank() + 1, false).backward();
           finalize_model_grads({&ddp}, at::ones({}));
-          at::Tensor sum = at::zeros({1}, at::kDouble);  // of all gradients
+          at::Tensor sum = at::zeros({1}, at::kDouble);  // over all gradients
           for (const ElementRange& owned : ddp.buffers()[0]->owned())
             sum += ddp.buffers()[0]->grad_data().slice(0, owned.start, owned.end).sum();
           if (distributed) all_reduce(state.world(), sum, ReduceOp::sum, "check").wait();
           return sum.item<double>();
         };
         constexpr double kExpected = 12 * (1 + 2) * 0.25 / 2;
-        // The ranks are at different points: one has got past its first bucket, one has not begun.
+        // The ranks stop at different points: one is past its first bucket, the other has not
+        // started.
         if (state.rank() == 0) {
           EXPECT_THROW(net.loss(1, true).backward(), std::runtime_error);
         }
@@ -239,7 +240,7 @@ TEST(DistributedDataParallel, AStepThatThrewInBackwardCanBeAbandoned) {
         ddp.abandon_step();
         EXPECT_EQ(ddp.state_text(), "idle");
         EXPECT_EQ(step(), kExpected);
-        ddp.abandon_step();  // allowed after a whole step, too
+        ddp.abandon_step();  // also allowed after a complete step
         EXPECT_EQ(step(), kExpected);
       });
 }

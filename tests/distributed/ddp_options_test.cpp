@@ -116,7 +116,7 @@ TEST(ForceAllReduce, IsRefusedInsideAStep) {
 }
 
 TEST(Fp32Accumulation, Bf16TermsAreExchangedAndAddedInFp32) {
-  // 256, and three terms of 1, which bf16 loses one by one: 256 + 1 = 256 there.
+  // 256 and three terms of 1, which bf16 would lose one by one: in bf16, 256 + 1 = 256.
   CollectiveLog log;
   testing::RankThreadOptions threads;
   threads.log = &log;

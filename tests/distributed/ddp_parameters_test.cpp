@@ -1,5 +1,4 @@
-// Parameters that are out of the ordinary: used twice, frozen, with gradients that are not finite;
-// and the number of buckets.
+// Unusual parameters: used twice, frozen, or with non-finite gradients. Also the number of buckets.
 
 #include <gtest/gtest.h>
 
@@ -24,7 +23,7 @@ using testing::errors_of_ranks;
 using testing::run_ranks;
 using testing::SmallNet;
 
-/// The table is used by the first and by the last operator, as a tied embedding is.
+/// The first and the last operator use the table, as with a tied embedding.
 struct Tied : torch::nn::Module {
   Tied() {
     table = register_parameter("table", at::arange(12, at::kDouble).view({4, 3}) / 10);
@@ -152,7 +151,7 @@ TEST(DistributedDataParallel, AGradientThatIsNotFiniteIsNamedBeforeItSpreads) {
   }
 }
 
-/// One parameter whose gradient is `value` everywhere on this rank, reduced.
+/// One parameter whose gradient is `value` everywhere on this rank. The gradient is reduced.
 struct Filled {
   Filled(const ParallelState& state, double value, bool is_expert,
          const DistributedDataParallelConfig& config) {
@@ -162,7 +161,7 @@ struct Filled {
     (param.tensor.sum() * value).backward();
     ddp->finish_grad_sync();
   }
-  /// The elements of the parameter that this rank owns, and those that it does not.
+  /// The elements of the parameter that this rank owns, or those that it does not own.
   at::Tensor elements(bool owned) const {
     const ParamAndGradBuffer& buffer = *ddp->buffers()[0];
     at::Tensor mask = at::zeros({buffer.layout().numel}, at::kBool);
@@ -192,9 +191,9 @@ TEST(DistributedDataParallel, G62GradientsOfOneAverageToOneWhereTheyAreOwned) {
             [&](const ParallelState& state) {
               const Filled filled(state, 1, false, averaging(in_collective, distributed));
               EXPECT_TRUE(filled.elements(true).eq(1).all().item<bool>());
-              // What is not owned is this rank's own term: Megatron scales it in memory before the
-              // collective (1/dp), ours is scaled on the way. With several instances it may be a
-              // part of another rank's sum of them.
+              // Elements that are not owned hold this rank's own term. Megatron scales it in memory
+              // before the collective (1/dp); ours is scaled on the way. With several instances it
+              // may be a part of another rank's sum of them.
               if (instances == 1) {
                 EXPECT_TRUE(filled.elements(false).eq(1).all().item<bool>());
               }
@@ -205,7 +204,7 @@ TEST(DistributedDataParallel, G62GradientsOfOneAverageToOneWhereTheyAreOwned) {
 }
 
 TEST(DistributedDataParallel, G64ExpertGradientsAreSummedOverTheirOwnGrid) {
-  // Powers of two tell which ranks were added.
+  // The terms are powers of two, so a sum tells which ranks were added.
   const auto sum_of = [](int64_t tensor, int64_t expert_tensor, int64_t rank) {
     double sum = 0;
     testing::RankThreadOptions options;

@@ -19,8 +19,8 @@ using testing::SmallNet;
 
 constexpr int64_t kSamples = 24;  // of the global batch: divisible by 1, 2, 3, 4 ranks
 
-/// The gradients of the mean over the global batch, without any of our code: plain autograd on one
-/// process in double.
+/// The gradients of the mean over the global batch, without any of our code: plain autograd in one
+/// process, in double.
 std::vector<at::Tensor> reference_gradients() {
   SmallNet net;
   net.loss(SmallNet::samples(0, kSamples)).backward();
@@ -29,7 +29,7 @@ std::vector<at::Tensor> reference_gradients() {
   return grads;
 }
 
-/// Backward over this rank's share of the global batch in `microbatches` pieces.
+/// Backward over this rank's share of the global batch, in `microbatches` pieces.
 void run_backwards(SmallNet& net, DistributedDataParallel& ddp, int64_t microbatches,
                    at::ScalarType dtype, bool use_no_sync) {
   const int64_t share = kSamples / ddp.parallel_state().world_size();
@@ -60,7 +60,7 @@ void expect_close(const SmallNet& net, const std::vector<at::Tensor>& expected, 
   }
 }
 
-/// A setting of the wrapper: everything that must not change the result.
+/// Settings of the wrapper that must not change the result.
 struct Setting {
   int64_t ranks, microbatches;
   bool overlap, counted;
@@ -210,7 +210,8 @@ TEST(DistributedDataParallel, OneCollectivePerBucketAndStepAndNoneInsideNoSync) 
 }
 
 TEST(DistributedDataParallel, BucketsAreLaunchedInTheSameOrderOnAllRanks) {
-  // The ranks' gradients arrive in different orders: the loss uses the two layers in either order.
+  // The ranks' gradients arrive in different orders: the loss uses the two layers in one or the
+  // other order.
   struct TwoPaths : torch::nn::Module {
     TwoPaths() {
       a = register_parameter("a", at::ones({4}, at::kDouble));
@@ -345,7 +346,7 @@ TEST(DistributedDataParallel, LargeGradientsAreScaledOnceHoweverTheStepEnds) {
             backward();
             if (!last_outside_no_sync) backward();
           }
-          if (last_outside_no_sync && !overlap) {  // a step that is thrown away
+          if (last_outside_no_sync && !overlap) {  // a step that is discarded
             backward();
             ddp.zero_grad_buffer();
             const auto guard = ddp.no_sync();

@@ -1,5 +1,5 @@
-// A module that describes its parameters under each front: every gradient as its description says,
-// compared with plain autograd of the whole model in one process.
+// Every front, with a module that describes its parameters. Each gradient must match its
+// description, compared with plain autograd of the whole model in one process.
 
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ constexpr auto kSum = GradientState::partial_sum;
 constexpr auto kMean = GradientState::partial_mean;
 constexpr int kBackwards = 2;
 
-/// One rank's pieces of a model, as a module that describes them.
+/// One rank's pieces of a model, as a module with descriptions.
 class Pieces : public DescribedModule {
  public:
   Pieces(const std::vector<WholeParam>& model, const ParallelState& state)
@@ -49,7 +49,7 @@ class Pieces : public DescribedModule {
   std::vector<NamedParameter> pieces_;
 };
 
-/// Linear weights that tp cuts, norms that are partial over it, experts, on every stage or on one.
+/// Linear weights that tp cuts, norms that are partial over tp, experts; on every stage or on one.
 std::vector<WholeParam> whole_model(const RankGrids& grids) {
   std::vector<WholeParam> model = {
       {"norm", {6}, {.gradient_states = {{tp, kSum}}}},
@@ -83,7 +83,7 @@ const std::vector<WorldLayout> kLayouts = {
     {4, {.tensor = 2}},
     {4, {.tensor = 2, .context = 2}},
     {4, {.expert = 2}},
-    {4, {.expert = 4}},  // an expert has no replica, and its gradient is divided all the same
+    {4, {.expert = 4}},  // an expert has no replica; its gradient is still divided
     {4, {.tensor = 2, .expert = 2, .expert_tensor = 1}},
     {4, {.expert = 2, .expert_tensor = 2}},
     {4, {.tensor = 2, .pipeline = 2}},
@@ -128,7 +128,7 @@ void on_layouts(const Body& body) {
         ", cp " + std::to_string(layout.sizes.context) + ", ep " +
         std::to_string(layout.sizes.expert) + ", pp " + std::to_string(layout.sizes.pipeline));
     std::vector<WholeParam> model = whole_model(layout.grids());
-    if (layout.world == 3)  // which no dimension divides by
+    if (layout.world == 3)  // does not divide any dimension
       std::erase_if(model, [](const WholeParam& p) { return p.description.placements.size() > 0; });
     run_ranks(layout.world,
               [&](const ParallelState& state) {
@@ -200,7 +200,7 @@ TEST(DescribedFronts, ClipGradNormCountsEachElementOfTheModelOnce) {
   });
 }
 
-/// Those that a mean over dp-cp is right for.
+/// Parameters for which a mean over dp-cp is right.
 std::vector<WholeParam> dense_model() {
   return {{"column", {8, 3}, {.placements = {{tp, Shard{0}}}}},
           {"plain", {5}},
@@ -213,7 +213,7 @@ TEST(DescribedFronts, ReducerGivesTheGradientsOfOneProcess) {
         4,
         [](const ParallelState& state) {
           std::vector<WholeParam> model = dense_model();
-          // With a replica on each data-parallel rank an expert is reduced over the same ranks.
+          // If each data-parallel rank has a replica, an expert is reduced over the same ranks.
           model.push_back({"expert", {6, 2}, {.placements = {{etp, Shard{0}}}, .is_expert = true}});
           Pieces net(model, state);
           Reducer reducer(net, state);
@@ -229,7 +229,7 @@ TEST(DescribedFronts, ReducerGivesTheGradientsOfOneProcess) {
         {.sizes = sizes});
 }
 
-/// The sums among what a rank has sent: "operation [ranks] bytes".
+/// The sums that a rank has sent: "operation [ranks] bytes".
 Lines sums_of(const CollectiveLog& log, int64_t rank) {
   Lines sums = testing::sent_by(log, rank);
   std::erase_if(sums, [](const std::string& call) { return call.find("(sum)") == call.npos; });
@@ -245,16 +245,16 @@ const std::vector<WholeParam> kSent = {
 
 struct SentCase {
   ParallelSizes sizes;
-  Lines to_all;   ///< over all ranks
-  Lines to_half;  ///< over every second one
+  Lines to_all;   ///< sums over all ranks
+  Lines to_half;  ///< sums over every second rank
 };
 
 TEST(DescribedFronts, WhatIsSentOverWhichRanksFollowsFromTheDescriptions) {
   const SentCase cases[] = {
-      // The norm, and the mean, which is divided by tp too; 4 rows of 3, the plain one and two
-      // experts of 2, which have ranks and divisor alike.
+      // The norm, and the mean, which is divided by tp too. Then 4 rows of 3, the plain parameter
+      // and two experts of 2, which have the same ranks and divisor.
       {{.tensor = 2, .expert = 2, .expert_tensor = 1}, {"16", "48"}, {"168"}},
-      // All dense ones; two experts of 2.
+      // All dense parameters; two experts of 2.
       {{.expert = 2}, {"296"}, {"32"}}};
   for (const SentCase& test : cases)
     for (const bool at_once : {false, true}) {
@@ -300,7 +300,7 @@ TEST(DescribedFronts, ANormSendsEightBytesOverTheRanksThatCut) {
               Lines({std::string("all_reduce (sum) ") + (rank < 2 ? "[0 1]" : "[2 3]") + " 8"}));
 }
 
-/// What is sent above, under a GradientSynchronizer that averages.
+/// The parameters above, under a GradientSynchronizer that averages.
 struct Averaged {
   explicit Averaged(const ParallelState& state)
       : net(kSent, state),

@@ -1,4 +1,4 @@
-// What a front cannot do of what a module describes: it says so by name, on every rank.
+// Descriptions that a front cannot honour: every rank gets an error with the name.
 
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ const std::vector<std::pair<const char*, FrontCall>> kWithState = {
     {"clip_grad_norm_", [](auto& net, const auto& state) { clip_grad_norm_(net, state, 1.0); }},
     {"Reducer", [](auto& net, const auto& state) { Reducer(net, state); }}};
 
-/// The others.
+/// The front calls without the ParallelState.
 const FrontCall kSynchronizer = [](auto& net, const auto&) { GradientSynchronizer({net}, 1, 1); };
 const FrontCall kAllReduce = [](auto& net, const auto& state) {
   all_reduce_grads(net, DeviceMesh::dense(state), /*use_ddp=*/false);
@@ -149,7 +149,7 @@ TEST(DescribedRefusals, WhatAFrontDoesRightWithoutAMeshStays) {
       {.sizes = {.tensor = 2}});
 }
 
-/// Calls `front`, and bind() where it is a GradientSynchronizer, which compares only then.
+/// Calls `front`, and bind() for a GradientSynchronizer, which compares only then.
 void call_to_the_end(const char* front, const FrontCall& call, DescribedParams& net,
                      const ParallelState& state) {
   if (std::string(front) == "GradientSynchronizer")
@@ -168,7 +168,7 @@ TEST(DescribedRefusals, WhatOneRankRefusesEndsTheOthersToo) {
           net.add("odd", {4}, description).add("expert", {2}, {.is_expert = true});
           net.backward([](auto&, auto&) { return 1.0; });
           call_to_the_end(name, run, net, state);
-          if (std::string(name) == "clip_grad_norm_")  // which has nothing to send here
+          if (std::string(name) == "clip_grad_norm_")  // sends nothing here
             all_reduce_grads(net, state);
         });
     for (const std::string& error : errors)

@@ -1,5 +1,5 @@
-// What differs between ranks, as it may, and must not change what is added up: which parameters
-// they use, which they hold besides, what each has of its own.
+// Permitted differences between ranks must not change the sums: which parameters they use, which
+// others they hold, which are their own.
 
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ TEST(ModelChunks, AParameterThatOneRankDoesNotUseMixesNoGradientsOfDifferentChun
     for (const auto& ddp : ddps) ddp->zero_grad_buffer();
     at::Tensor loss = (chunks[1][0].tensor * 10).sum();
     if (state.rank() == 1) loss = loss + (chunks[1][1].tensor * 20).sum();
-    loss.backward();  // of the last chunk, which is not complete on rank 0
+    loss.backward();  // of the last chunk, which stays incomplete on rank 0
     (chunks[0][0].tensor + chunks[0][1].tensor).sum().backward();
     for (const auto& ddp : ddps) ddp->finish_grad_sync();
     const double wanted[2][2] = {{2, 2}, {20, 20}};
@@ -87,7 +87,7 @@ TEST(GradientSynchronizer, AParameterOfAllStagesIsReducedWhateverAStageHoldsBesi
       {.timeout = std::chrono::seconds(5)});
 }
 
-/// A model of one parameter, of `dtype` on this rank, and its optimizer.
+/// A model with one parameter, of `dtype` on this rank, and its optimizer.
 struct OneWeight {
   OneWeight(const ParallelState& state, at::ScalarType dtype, const OptimizerConfig& config)
       : weight(at::ones({4}, dtype).requires_grad_(true)),

@@ -10,7 +10,7 @@
 /// Meshes that are drawn from a seed, and the oracle's own arithmetic on them.
 namespace lockstep::testing {
 
-/// Axes over all ranks of a world, the last varying fastest.
+/// Axes over all ranks of a world; the last varies fastest.
 struct DrawnMesh {
   std::vector<int64_t> sizes;
   std::vector<std::string> names;
@@ -22,7 +22,7 @@ struct DrawnMesh {
     return place;
   }
 
-  /// The ranks that `rank` reaches along the axes for which `along` holds.
+  /// The ranks that `rank` reaches along the axes for which `along` returns true.
   template <class Along>
   RankList ranks_along(int64_t rank, Along along) const {
     RankList ranks;
@@ -47,7 +47,7 @@ struct DrawnMesh {
   }
 };
 
-/// One to `names.size()` axes that make up `world` ranks, under the first of `names`.
+/// Draws one to `names.size()` axes with `world` ranks in total, under the first of `names`.
 inline DrawnMesh draw_mesh(Draw& draw, int64_t world, const std::vector<std::string>& names) {
   DrawnMesh mesh;
   const int64_t axes = draw.between(1, static_cast<int64_t>(names.size()));
@@ -62,7 +62,7 @@ inline DrawnMesh draw_mesh(Draw& draw, int64_t world, const std::vector<std::str
   return mesh;
 }
 
-/// How the weight lies on the axes.
+/// The placement of the weight on each axis.
 inline std::vector<Placement> placements_of(const DrawnParam& param) {
   std::vector<Placement> placements;
   for (const AxisShare& share : param.axes) {
@@ -74,7 +74,7 @@ inline std::vector<Placement> placements_of(const DrawnParam& param) {
   return placements;
 }
 
-/// A leaf that holds the first values of the part at `place`.
+/// A leaf with the initial values of the part at `place`.
 inline at::Tensor leaf_of(const DrawnParam& param, const GridPlace& place) {
   return initial_weight(param, place).to(param.dtype).clone().requires_grad_(param.trained);
 }

@@ -50,7 +50,7 @@ ParamDescription ModelParam::description() const {
   ParamDescription result{.is_expert = expert, .tie = tie};
   for (size_t i = 0; i < drawn.axes.size(); ++i) {
     const MeshAxis axis = (expert ? kExpertAxes : kDenseAxes)[i];
-    if (axis == cp || axis == dp || axis == edp) continue;  // partial_sum is their default
+    if (axis == cp || axis == dp || axis == edp) continue;  // they default to partial_sum
     const AxisShare& share = drawn.axes[i];
     if (share.role == AxisRole::cut) result.placements[axis] = Shard{share.dim};
     if (share.role == AxisRole::sum) result.gradient_states[axis] = GradientState::partial_sum;
@@ -164,7 +164,7 @@ int64_t DrawnModel::tokens(int64_t rank) const {
 int64_t DrawnModel::loss_divisor() const {
   if (!per_token) return grid.dp_cp();
   int64_t sum = 0;
-  const int64_t stride = grid.place(0, false).sizes[0];  // of ranks with other data
+  const int64_t stride = grid.place(0, false).sizes[0];  // between ranks with different data
   for (int64_t i = 0; i < grid.dp_cp(); ++i) sum += tokens(i * stride);
   return std::max<int64_t>(sum, 1);
 }
@@ -188,7 +188,7 @@ double DrawnModel::gradient_norm(int64_t step) const {
   for (const ModelParam& param : params)
     for (int64_t rank = 0; rank < grid.world() / grid.stages(); ++rank) {
       const GridPlace place = grid.place(rank, param.expert);
-      bool counts = true;  // the first of those that hold the same part
+      bool counts = true;  // only the first rank with a part counts
       for (size_t axis = 0; axis < 3; ++axis)
         if (param.drawn.axes[axis].role != AxisRole::cut)
           counts = counts && place.coordinates[axis] == 0;

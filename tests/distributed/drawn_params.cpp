@@ -28,7 +28,7 @@ uint64_t mixed_of(std::initializer_list<int64_t> values) {
   return result;
 }
 
-/// Tells apart the coordinates on the axes whose role is among `roles`.
+/// A key for the coordinates on the axes whose role is in `roles`.
 int64_t coordinates_on(const DrawnParam& param, const GridPlace& place,
                        std::initializer_list<AxisRole> roles) {
   int64_t key = 0;
@@ -56,7 +56,7 @@ std::vector<Extent> extents(const DrawnParam& param, const GridPlace& place) {
   return result;
 }
 
-/// A tensor of the part at `place`, filled with `value(index of the element in the whole)`.
+/// A tensor for the part at `place`, filled with `value(index of the element in the whole)`.
 template <class Value>
 at::Tensor part_of(const DrawnParam& param, const GridPlace& place, Value value) {
   const std::vector<Extent> part = extents(param, place);
@@ -121,7 +121,7 @@ at::Tensor loss_by_route(const at::Tensor& weight, const at::Tensor& gradient, R
   }
 }
 
-/// Sums `gradient(place)` over the axes from `axis` on whose ranks hold terms.
+/// Sums `gradient(place)` over the axes, from `axis` on, whose ranks hold terms.
 template <class Gradient>
 void add_terms(const DrawnParam& param, GridPlace& place, size_t axis, at::Tensor& sum,
                const Gradient& gradient) {

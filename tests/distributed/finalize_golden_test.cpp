@@ -15,7 +15,7 @@ namespace {
 using testing::DescribedParams;
 using enum MeshAxis;
 
-/// In the order of scripts/golden/finalize.py, with what Megatron's attributes mean.
+/// In the order of scripts/golden/finalize.py, with the meaning of Megatron's attributes.
 const std::vector<std::pair<std::string, ParamDescription>> kParams = {
     {"embedding", {.tie = Tie{"word_embeddings"}}},
     {"norm", {.gradient_states = {{tp, GradientState::partial_sum}}}},

@@ -23,7 +23,7 @@ using enum MeshAxis;
 constexpr auto kSum = GradientState::partial_sum;
 constexpr auto kMean = GradientState::partial_mean;
 
-/// What a rank sent in the passes after the data-parallel one: "operation group bytes".
+/// What a rank sends in the passes after the data-parallel one: "operation group bytes".
 std::vector<std::string> sent_after_data_parallel(const CollectiveLog& log, int64_t rank) {
   std::vector<std::string> sent;
   for (const CollectiveRecord& call : log.of_rank(rank))
@@ -51,8 +51,8 @@ const std::vector<Layout> kLayouts = {
     {8, {.tensor = 2, .context = 2, .expert = 2, .expert_tensor = 2}},
 };
 
-/// What rank `rank` holds after a sum over `kind` of `terms`, one for each rank of the world. Terms
-/// that are powers of two tell which ranks' were added.
+/// What each rank holds after a sum over `kind`. `terms`: one for each rank of the world; powers of
+/// two tell which ranks were added.
 std::vector<double> summed(const RankGrids& grids, GroupKind kind,
                            const std::vector<double>& terms) {
   std::vector<double> sums(terms.size(), 0.0);
@@ -65,8 +65,8 @@ std::vector<double> summed(const RankGrids& grids, GroupKind kind,
 struct Case {
   const char* name;
   ParamDescription description;
-  std::vector<GroupKind> groups;  ///< over which it is summed
-  bool mean = false;              ///< the last of them takes the mean
+  std::vector<GroupKind> groups;  ///< groups over which it is summed
+  bool mean = false;              ///< whether the last of them averages
 };
 
 std::vector<Case> cases() {
@@ -120,7 +120,7 @@ TEST(PartialGradients, EachAxisIsReducedOnceOverItsOwnGroup) {
 }
 
 TEST(PartialGradients, SequenceParallelNormEqualsOneProcess) {
-  // Eight tokens; the ranks of tp split them, so each has a part of the norm's gradient.
+  // Eight tokens that the ranks of tp split, so each rank has a part of the norm's gradient.
   const at::Tensor tokens = at::sin(at::arange(8 * 5, at::kDouble) * 0.7).view({8, 5});
   const auto loss = [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
     return at::tanh(at::layer_norm(x, {5}, weight, bias)).square().sum();
@@ -159,7 +159,7 @@ TEST(PartialGradients, SequenceParallelNormEqualsOneProcess) {
           EXPECT_EQ(report.entries[1].parameters, 2);
         },
         {.sizes = {.tensor = ranks}, .log = &log});
-    // One message for both, since they lie side by side.
+    // One message for both, since they are adjacent.
     const std::vector<std::string> expected =
         ranks == 1 ? std::vector<std::string>{}
                    : std::vector<std::string>{"all_reduce (sum) tp 80"};
@@ -186,8 +186,8 @@ TEST(PartialGradients, NothingIsSentWhereNothingIsPartial) {
 }
 
 TEST(PartialGradients, SmallOnesShareAMessageAndLargeOnesLieWhereTheyAre) {
-  // 9 norms of 20,000 doubles (160 kB) between matrices that are complete: 6 fit into the buffer of
-  // 1 MiB, 3 are left. One of 100,000 doubles goes alone.
+  // 9 norms of 20,000 doubles (160 kB) between complete matrices: 6 fit into the buffer of 1 MiB, 3
+  // are left. One of 100,000 doubles goes alone.
   CollectiveLog log;
   run_ranks(
       2,
@@ -247,7 +247,7 @@ TEST(PartialGradients, ShardsOfTheDistributedOptimizerSendTheirShareAlone) {
 }
 
 TEST(PartialGradients, StagesMayHoldOtherParametersBetweenTheirOwn) {
-  // Of 312 KiB each, so that they are reduced where they lie.
+  // 312 KiB each, so they are reduced in place.
   for (const bool distributed : {false, true})
     run_ranks(4,
               [&](const ParallelState& state) {
@@ -282,7 +282,7 @@ TEST(PartialGradients, AreNotFinalBeforeTheyAreReducedAlsoWhereGradientsAreAvera
       {{}, false},
       {{.gradient_states = {{tp, kSum}}}, true},
       {{.tie = Tie{"table"}}, true},
-      {{.gradient_states = {{ep, kSum}}, .is_expert = true}, false}};  // of one rank
+      {{.gradient_states = {{ep, kSum}}, .is_expert = true}, false}};  // its group has one rank
   run_ranks(4,
             [&](const ParallelState& state) {
               for (const auto& [description, needs_finalize] : variants) {
@@ -334,7 +334,7 @@ TEST(FinalizeReport, NamesTheReductionOverOptimizerInstances) {
 }
 
 TEST(PartialGradients, G65G67ExpertsAreAveragedOverAllTokensAtAnySize) {
-  // Ranks that are not there all send what this one sends: 1 for dense parameters, and ep for
+  // Ranks that do not exist all send what this one sends: 1 for dense parameters, and ep for
   // experts, which see the tokens of ep times as many ranks. Both averages are exactly 1.
   const std::vector<std::pair<int64_t, int64_t>> sizes = {{33, 11}, {70, 14}, {78, 6}, {90, 10},
                                                           {8, 2},   {7, 7},   {49, 1}, {96, 32}};
@@ -359,8 +359,8 @@ TEST(PartialGradients, G65G67ExpertsAreAveragedOverAllTokensAtAnySize) {
 }
 
 TEST(PartialGradients, G64PowersOfTwoTellTheGroup) {
-  // World 4, the loss is per token. etp 1: the expert-data-parallel group is everybody; etp 2 with
-  // tp 1: it is every other rank.
+  // World 4, per-token loss. etp 1: the expert-data-parallel group has all ranks; etp 2 with tp 1:
+  // it has every second rank.
   const std::vector<std::pair<ParallelSizes, std::vector<double>>> tables = {
       {{.tensor = 2, .expert_tensor = 1}, {15, 15, 15, 15}},
       {{.tensor = 1, .expert_tensor = 2}, {5, 10, 5, 10}}};

@@ -24,8 +24,8 @@ using testing::kLongText;
 using testing::no_tokens;
 using testing::run_ranks;
 
-/// Steps of a model whose parameter number `place` of three has a long name; that of the first and
-/// of the last is in the bucket's label.
+/// Runs steps of a model in which parameter `place` of three has a long name. The names of the
+/// first and the last one are in the bucket's label.
 void expect_no_copies_of_names(const ParallelState& state, size_t place) {
   SCOPED_TRACE(place);
   std::vector<std::string> names = {"first", "second", "third"};
@@ -40,7 +40,7 @@ void expect_no_copies_of_names(const ParallelState& state, size_t place) {
     ddp.zero_grad_buffer();
     net.backward([](auto&, auto&) { return 1.0; });
     const FinalizeReport report = finalize_model_grads({&ddp}, no_tokens());
-    // The group of the reduction keeps a label from its first call on.
+    // The reduction's group stores a label at its first call.
     if (step > 0 || place == 1) {
       EXPECT_EQ(allocations.long_texts, 0) << "step " << step;
     }
@@ -60,8 +60,7 @@ TEST(FinalizeReport, NoNameOfAParameterIsCopiedInAStep) {
   });
 }
 
-/// A norm that is partial over tp, a mean over it, and a table on both stages, which has a bucket
-/// of its own.
+/// A norm that is partial over tp, a mean over tp, and a table on both stages with its own bucket.
 struct TwoByTwo {
   explicit TwoByTwo(const ParallelState& state) {
     net.add("norm", {3}, {.gradient_states = {{MeshAxis::tp, GradientState::partial_sum}}});
@@ -106,7 +105,7 @@ TEST(FinalizeReport, SaysWhatWasSentOverWhichGroupAsData) {
                     {Kind::all_reduce, ReduceOp::sum, "dp-cp", {rank}, 0}}}};
               EXPECT_EQ(found, expected);
 
-              // What c10d was asked for, in the same order.
+              // The calls of c10d, in the same order.
               std::vector<std::pair<std::string, int64_t>> bytes, sent;
               for (const FinalizeReport::Entry& e : report.entries)
                 if (e.group.size() > 1) bytes.emplace_back(e.group.name(), e.bytes);

@@ -22,7 +22,7 @@ struct OneWeight : torch::nn::Module {
 };
 
 TEST(FinalizeModelGrads, GX5TokensCountNotRanks) {
-  // Rank 0 has the per-token losses w*1 ... w*4, rank 1 has w*10: the mean over tokens is 4, the
+  // Rank 0 has the per-token losses w*1 ... w*4, rank 1 has w*10. The mean over tokens is 4; the
   // mean of the ranks' means is 6.25.
   run_ranks(2, [](const ParallelState& state) {
     OneWeight net;
@@ -137,7 +137,7 @@ TEST_F(FinalizeMisuse, TokensThatAreMissingOrNonsense) {
             "finalize_model_grads: num_tokens: found -1, allowed: a count >= 0");
   EXPECT_EQ(refusal(at::full({}, std::nan(""))),
             "finalize_model_grads: num_tokens: found nan, allowed: a count >= 0");
-  EXPECT_EQ(refusal(at::ones({})), "");  // nothing was consumed by the refusals
+  EXPECT_EQ(refusal(at::ones({})), "");  // the refusals consumed nothing
 }
 
 TEST_F(FinalizeMisuse, AfterAManualFinishItStillDivides) {

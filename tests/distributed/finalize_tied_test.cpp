@@ -20,7 +20,7 @@ using testing::throws_with;
 
 const ParamDescription kEmbedding{.tie = Tie{"word_embeddings"}};
 
-/// What a rank sent after the data-parallel pass: "operation group [ranks] bytes".
+/// What a rank sends after the data-parallel pass: "operation group [ranks] bytes".
 std::vector<std::string> sent_by(const CollectiveLog& log, int64_t rank) {
   std::vector<std::string> sent;
   for (const CollectiveRecord& call : log.of_rank(rank)) {
@@ -72,7 +72,7 @@ TEST(TiedGradients, G71BothCopiesGetTheSumAndTheMiddleStagesSendNothing) {
 }
 
 TEST(TiedGradients, ShardsOfAllCopiesLineUpUnderTheDistributedOptimizer) {
-  // Two stages of two ranks and two chunks; what lies before a copy differs from chunk to chunk.
+  // Two stages of two ranks and two chunks. Each chunk has other parameters before its copy.
   const auto check = [](const ParallelState& state, TiedStages stages, double sum) {
     DistributedDataParallelConfig config;
     config.use_distributed_optimizer = true;
@@ -106,8 +106,8 @@ TEST(TiedGradients, ShardsOfAllCopiesLineUpUnderTheDistributedOptimizer) {
 }
 
 TEST(TiedGradients, EveryShardOfTheEmbeddingMeetsItsTwin) {
-  // tp 2, dp 2, pp 2: ranks 0-3 are the first stage. Gradients 2^rank: a copy of tensor rank t gets
-  // the terms of all ranks with that t.
+  // tp 2, dp 2, pp 2: ranks 0-3 are the first stage. Gradients are 2^rank: a copy on tensor rank t
+  // gets the terms of all ranks with that t.
   run_ranks(8,
             [](const ParallelState& state) {
               DescribedParams net;
@@ -185,7 +185,8 @@ TEST(TiedGradients, SeveralTiesMeetInOneOrderWhateverTheRegistration) {
 }
 
 TEST(TiedGradients, ShardsOfBothStagesLineUp) {
-  // The stages' other parameters differ, so the embedding would lie elsewhere in a shared bucket.
+  // The stages' other parameters differ, so in a shared bucket the embedding would have another
+  // place.
   CollectiveLog log;
   run_ranks(4,
             [](const ParallelState& state) {
@@ -240,7 +241,7 @@ TEST(TiedGradients, RefusesAStageThatCannotHoldOneAndCopiesThatDiffer) {
 }
 
 TEST(TiedGradients, AStageWithoutItsCopyIsAnErrorAndNoHang) {
-  // Half of the pair is frozen on the last stage, so it takes no part.
+  // One half of the pair is frozen on the last stage, so it does not take part.
   const auto errors =
       testing::errors_of_ranks(2,
                                [](const ParallelState& state) {
@@ -269,7 +270,7 @@ TEST(NumTokens, G70TheLastStageCounts) {
               std::optional<at::Tensor> tokens;
               if (state.rank() >= 2)
                 tokens = at::full({}, state.rank() == 2 ? 300 : 100, at::kLong);
-              if (state.rank() == 1) tokens = at::full({}, 9999, at::kLong);  // not heard
+              if (state.rank() == 1) tokens = at::full({}, 9999, at::kLong);  // is ignored
               const FinalizeReport report = finalize_model_grads({&ddp}, tokens);
               EXPECT_EQ(net.grad("weight")[1].item<double>(), 2);
               EXPECT_EQ(report.num_tokens.item<double>(), 400);
@@ -298,8 +299,7 @@ TEST(RouterBiases, TokensOfAllRanksThatShareTheRouterCount) {
               net.add("weight", {1});
               DistributedDataParallel ddp(net, state);
               net.backward([](auto&, auto&) { return 1.0; });
-              // Counts beyond what a float can tell apart: all experts but the last two are at the
-              // mean.
+              // Counts beyond a float's precision: all experts but the last two are at the mean.
               const int64_t mean = int64_t{1} << 26;
               const at::Tensor tokens = at::full({4}, mean, at::kLong);
               if (state.rank() == 3) tokens[2] += 1, tokens[3] -= 1;

@@ -1,4 +1,4 @@
-// What the fronts refuse when they are set up, on every rank.
+// What the fronts refuse during set-up, on every rank.
 
 #include <gtest/gtest.h>
 
@@ -85,7 +85,7 @@ TEST(FrontChecks, TwoParametersOfOneNameAreRefused) {
   GradientSynchronizer({{param(""), param("")}, {param("")}}, 1, 1).bind();  // without names
 }
 
-/// Lists that a front refuses without looking at other ranks, and what it says.
+/// Lists that a front refuses without comparing ranks, and the errors.
 std::vector<std::pair<std::vector<NamedParameter>, std::string>> bad_lists() {
   const NamedParameter weight = leaf("weight");
   return {{{{"weight", at::Tensor(), {}}}, "parameter 0 ('weight') is an undefined tensor"},
@@ -161,7 +161,7 @@ TEST(FrontChecks, BucketIndicesAreComparedOneByOne) {
                      "and [[2], [1, 0]] on rank 1");
 }
 
-/// What each rank of `shape` throws from bind(), whose last rank has other arguments.
+/// The error of each rank of `shape` from bind(). The last rank has other arguments.
 Errors errors_of_bind(const std::vector<int64_t>& shape, double megabytes, int64_t accumulations,
                       const GradientSynchronizerOptions& options, bool wide = false) {
   const int64_t ranks = shape[0] * shape[1];
@@ -194,17 +194,17 @@ TEST(FrontChecks, GradientSynchronizersWithOtherOptionsAllThrow) {
 
 TEST(FrontChecks, GradientSynchronizersWithOtherDtypesOfGradientsAllThrow) {
   const Errors errors = errors_of_bind({2, 2}, 1, 1, {}, /*wide=*/true);
-  for (const size_t rank : {1, 3})  // those that share 'sharded'
+  for (const size_t rank : {1, 3})  // ranks that share 'sharded'
     EXPECT_NE(errors[rank].find("dtype of gradients is BFloat16 on rank 1 and Float on rank 3"),
               std::string::npos)
         << errors[rank];
-  // Where the dtype makes two buffers of one the lists differ.
+  // Where the dtype changes the buffers, the lists differ.
   expect_all_contain(errors_of_bind({2, 1}, 1, 1, {}, /*wide=*/true),
                      "'sharded' is on rank 1 only");
 }
 
-/// Two iterations with the hook `names[rank]`, "" for none; registered before the first one or
-/// after it.
+/// Two iterations with the hook `names[rank]`, "" for none. It is registered before the first
+/// iteration, or after it if `late`.
 Errors errors_of_hooks(const Errors& names, bool late, bool inside_join = false) {
   return errors_of_ranks(static_cast<int64_t>(names.size()), [&](const ParallelState& state) {
     const auto params = named_zeros({4});
@@ -246,7 +246,7 @@ TEST(FrontChecks, ReducersWithOtherHooksAllThrow) {
 
 using Shapes = std::vector<std::vector<int64_t>>;
 
-/// What the ranks throw from all_reduce_grads() of parameters "a", "b", ... of the given shapes.
+/// The errors of the ranks from all_reduce_grads() of parameters "a", "b", ... with these shapes.
 Errors errors_of_lists(const std::vector<Shapes>& of_ranks, const Errors& names = {"a", "b", "c"}) {
   return errors_of_ranks(static_cast<int64_t>(of_ranks.size()), [&](const ParallelState& state) {
     const auto rank = static_cast<size_t>(state.rank());

@@ -1,4 +1,4 @@
-// What the fronts take, where one could think otherwise.
+// What the fronts accept where one might expect otherwise.
 
 #include <gtest/gtest.h>
 
@@ -22,8 +22,8 @@ using testing::ones_on;
 using testing::run_ranks;
 using testing::throws_with;
 
-/// alpha is used by the first micro-batch and beta by the second one; on rank 1 the other way round
-/// if `crosswise`.
+/// The first micro-batch uses alpha and the second one beta. If `crosswise`, it is the other way
+/// round on rank 1.
 void alternate(const ParallelState& state, bool crosswise, const at::Tensor& alpha,
                const at::Tensor& beta) {
   const bool swapped = crosswise && state.rank() == 1;
@@ -48,7 +48,7 @@ TEST(FrontContracts, UnusedParametersMayAlternateBetweenMicrobatches) {
         EXPECT_TRUE(grad_is(params[1], of_beta));
         sync.zero_grad();
       }
-      // One backward of two is still too early.
+      // One backward of two is still too early for wait().
       (params[0].tensor.sum() + params[1].tensor.sum()).backward();
       EXPECT_TRUE(throws_with<UsageError>([&] { sync.wait(); }, "came before the last of 2"));
       params[0].tensor.sum().backward();
@@ -74,7 +74,7 @@ TEST(FrontContracts, UnusedParametersMayAlternateBetweenMicrobatches) {
   }
 }
 
-/// What is done to param.grad() between two micro-batches.
+/// Changes to param.grad() between two micro-batches.
 const std::vector<std::pair<const char*, std::function<void(at::Tensor& grad)>>> kMeddlings = {
     {"nothing", [](at::Tensor&) {}},
     {"replaced by a copy", [](at::Tensor& grad) { grad = grad.clone(); }},

@@ -1,6 +1,6 @@
-// The loops that docs/fronts.md shows, one for each front. They train the same net on the same
-// samples, so they must arrive at the same weights. A test of the tree compares what stands between
-// the marks with the page.
+// The loops of docs/fronts.md, one for each front. They train the same net on the same samples, so
+// they must reach the same weights. A test of the source tree compares the text between the marks
+// with the page.
 
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ constexpr int64_t kTrainedSteps = 10, kMicrobatches = 3, kSamples = 6;
 constexpr double kRate = 0.5, kClip = 0.3;
 
 struct Net : testing::SmallNet {
-  /// The mean over samples, of one micro-batch of one rank.
+  /// The mean over the samples of one micro-batch on one rank.
   at::Tensor mean_loss(const ParallelState& state, int64_t step, int64_t microbatch) const {
     const int64_t number = (step * kMicrobatches + microbatch) * state.world_size() + state.rank();
     return loss(samples(number * kSamples, kSamples)) / kSamples;
@@ -106,7 +106,7 @@ void loop_of_reducer(const ParallelState& state, Net& net) {
 }
 
 TEST(FrontLoops, AllArriveAtTheWeightsOfOneProcess) {
-  // One process sees the samples of all ranks as further micro-batches.
+  // One process treats the samples of all ranks as more micro-batches.
   constexpr int64_t kRanks = 3;
   Net alone;
   double first_loss = 0, last_loss = 0;

@@ -1,7 +1,7 @@
-// 500 random models on two to four ranks: the same gradients through all fronts and through
-// PyTorch's own reducer. Gradients are sums of integers that the number of ranks divides, so that
-// every order of additions and divisions gives the same bits, and an oracle can add them up by
-// itself.
+// 500 random models on two to four ranks: all fronts and PyTorch's own reducer give the same
+// gradients. Gradients are sums of integers that are divisible by the number of ranks, so every
+// order of additions and divisions gives the same bits, and an oracle can compute them
+// independently.
 
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ using testing::run_ranks;
 
 constexpr int kSteps = 2;
 
-/// A model, the same for the same seed on every rank.
+/// A model; the same seed gives the same model on every rank.
 class RandomModel {
  public:
   RandomModel(uint32_t seed, int64_t rank) : random_(seed), rank_(rank) {
@@ -69,7 +69,7 @@ class RandomModel {
     return sum;
   }
 
-  /// The gradient of parameter `i` of a step, averaged over `world` ranks.
+  /// The gradient of parameter `i` in a step, averaged over `world` ranks.
   at::Tensor expected(size_t i, int64_t world, int step) const {
     at::Tensor sum = at::zeros(shapes_[i], at::kDouble);
     for (int64_t rank = 0; rank < world; ++rank)
@@ -84,7 +84,7 @@ class RandomModel {
     return result;
   }
 
-  /// As DTensors that are replicated over `mesh`, in two parameter groups.
+  /// The tensors as DTensors replicated over `mesh`, in two parameter groups.
   std::vector<MeshParameters> grouped(const std::vector<at::Tensor>& tensors,
                                       const DeviceMesh& mesh) const {
     std::vector<MeshParameter> lists[2];
@@ -101,7 +101,7 @@ class RandomModel {
 
   int64_t microbatches, bucket_elements;
   bool bucket_view;
-  std::vector<std::vector<size_t>> buckets;  ///< for c10d: of one dtype, last parameters first
+  std::vector<std::vector<size_t>> buckets;  ///< for c10d: one dtype each, last parameters first
 
  private:
   int64_t below(int64_t bound) {
@@ -251,7 +251,7 @@ TEST(Fronts, FiveHundredRandomModelsHaveTheSameGradientsThroughAllOfThem) {
       {"c10d::Reducer", through_c10d}};
   constexpr uint32_t kPart = 20;
   uint32_t seed = 0;
-  for (int part = 0; part < 25; ++part, seed += kPart) {  // each with a log of its own
+  for (int part = 0; part < 25; ++part, seed += kPart) {  // each with its own log
     const int64_t world = 2 + part % 3;
     CollectiveLog log;
     run_ranks(world,
@@ -263,7 +263,7 @@ TEST(Fronts, FiveHundredRandomModelsHaveTheSameGradientsThroughAllOfThem) {
                         std::string(name) + ", seed " + std::to_string(seed + i);
                     const size_t before = log.of_rank(state.rank()).size();
                     expect_gradients(model, world, run(model, state), what);
-                    // Of c10d::Reducer the log sees nothing.
+                    // The log does not see c10d::Reducer.
                     const int64_t sent = run == through_c10d ? 0 : kSteps * model.bytes();
                     EXPECT_EQ(summed_bytes(log, state.rank(), before), sent) << what;
                   }

@@ -1,4 +1,4 @@
-// A parameter that one rank alone has frozen.
+// A parameter that only one rank has frozen.
 
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ RankThreadOptions over_tp() {
   return options;
 }
 
-/// Fronts that are given a module and the ParallelState.
+/// The fronts that take a module and the ParallelState.
 const std::vector<
     std::pair<const char*, std::function<void(DescribedParams&, const ParallelState&)>>>
     kFrontsOfModules = {

@@ -163,7 +163,7 @@ TEST(GradSyncState, UnusedParametersDoNotHideABackwardTooFew) {
     EXPECT_TRUE(message.starts_with("finish_grad_sync: came before the last of ")) << message;
     EXPECT_EQ(state.phase(), Phase::accumulating);
     std::vector<int64_t> launched;
-    append(launched, state.start());  // states that there are no more
+    append(launched, state.start());  // declares that no more will come
     append(launched, state.finish());
     EXPECT_EQ(launched, kAllBuckets);
   }
@@ -300,12 +300,12 @@ TEST(GradSyncState, AnEarlyFinishIsToldFromAMissingParameter) {
   for (int64_t param = 0; param < 6; ++param) (void)state.on_gradient(param, true);
   EXPECT_NE(refusal([&] { state.refuse_early_finish(); }), "");
   (void)state.on_gradient(0, true);
-  EXPECT_NO_THROW(state.refuse_early_finish());  // finish() has more to say
+  EXPECT_NO_THROW(state.refuse_early_finish());  // finish() reports more
   EXPECT_NE(refusal([&] { (void)state.finish(); }), "");
 
   GradSyncState unused = make(/*overlap=*/true, /*allow_unused=*/true);
   unused.set_microbatches(2);
-  EXPECT_NO_THROW(unused.refuse_early_finish());  // nothing is used here
+  EXPECT_NO_THROW(unused.refuse_early_finish());  // no parameter has been used
   (void)unused.on_gradient(0, true);
   EXPECT_NE(refusal([&] { unused.refuse_early_finish(); }), "");
 }
@@ -326,7 +326,7 @@ TEST(GradSyncState, PassesTellTheMicrobatchesOfParametersThatAlternate) {
   EXPECT_FALSE(is_early({7, 9}, 2));
   EXPECT_TRUE(is_early({7, 9}, 3));
   EXPECT_FALSE(is_early({1, 1, 4, 6}, 3));
-  // 8 and 9 ran inside 7.
+  // 8 and 9 ran within 7.
   EXPECT_TRUE(is_early({8, 9, 7}, 2));
   EXPECT_FALSE(is_early({3, 8, 9, 7}, 2));
   EXPECT_TRUE(is_early({7, 8, 7, 9, 7}, 2));
@@ -339,7 +339,7 @@ TEST(GradSyncState, PassesTellTheMicrobatchesOfParametersThatAlternate) {
   }
   EXPECT_EQ(state.finish().last, state.num_buckets());
   state.finished();
-  state.reset();  // the next step begins to count anew
+  state.reset();  // the next step counts from zero
   (void)state.on_gradient(0, true);
   state.note_pass(5);
   EXPECT_NE(refusal([&] { state.refuse_early_finish(); }), "");

@@ -15,7 +15,7 @@ struct Row {
   ScalingFactor dense, expert;
 };
 
-// G66 and G67; the sizes of G67 are those that Megatron's exact float comparison refuses.
+// G66 and G67. Megatron's exact float comparison refuses the sizes of G67.
 const Row kTable[] = {
     {per_token, 8, 2, {1, 1}, {1, 1}},
     {average, 8, 2, {1, 8}, {1, 8}},

@@ -53,8 +53,8 @@ TEST(GradientSynchronizer, BucketsCountLocalElementsOfTheGradientsDtypeAndMayBeF
       params.push_back(ones_on(mesh, {numel}, {Replicate{}}, "", dtype));
     return params;
   };
-  EXPECT_EQ(bucket_sizes(some(4, kMebi / 8), 1), (Sizes{2, 2}));     // of half a MiB: an exact fit
-  EXPECT_EQ(bucket_sizes(some(3, kMebi / 4), 1), (Sizes{1, 1, 1}));  // of one
+  EXPECT_EQ(bucket_sizes(some(4, kMebi / 8), 1), (Sizes{2, 2}));     // half a MiB each: exact fit
+  EXPECT_EQ(bucket_sizes(some(3, kMebi / 4), 1), (Sizes{1, 1, 1}));  // one MiB each
   EXPECT_EQ(bucket_sizes(some(3, kMebi / 4 + 1), 1), (Sizes{1, 1, 1}));
   EXPECT_EQ(bucket_sizes(some(5, kMebi / 8 + 1), 1.5), (Sizes{2, 2, 1}));
   EXPECT_EQ(bucket_sizes(some(4, kMebi / 4, at::kBFloat16), 1), (Sizes{2, 2}));
@@ -62,7 +62,7 @@ TEST(GradientSynchronizer, BucketsCountLocalElementsOfTheGradientsDtypeAndMayBeF
   for (const MeshParameter& param : wide) param.tensor.set_grad_dtype(at::kFloat);
   EXPECT_EQ(bucket_sizes(wide, 1), (Sizes{1, 1, 1, 1}));
 
-  run_ranks(4, [&](const ParallelState& state) {  // half of each parameter lies on a rank
+  run_ranks(4, [&](const ParallelState& state) {  // each rank holds half of each parameter
     const DeviceMesh grid(state, {2, 2}, {"dp", "tp"});
     std::vector<MeshParameter> params;
     for (int i = 0; i < 4; ++i)
@@ -113,7 +113,7 @@ TEST(GradientSynchronizer, ParameterGroupsDtypesAndMeshesHaveBucketsOfTheirOwn) 
       },
       {.log = &log});
   Sent steps = sent_by(log, 3);
-  steps.erase(steps.begin(), steps.begin() + 9);  // what bind() compares
+  steps.erase(steps.begin(), steps.begin() + 9);  // the comparisons of bind()
   EXPECT_EQ(steps, (Sent{"all_reduce (sum) [1 3] 4", "all_reduce (sum) [1 3] 28",
                          "all_reduce (sum) [0 1 2 3] 16", "all_reduce (sum) [1 3] 16"}));
 }
@@ -129,7 +129,7 @@ TEST(GradientSynchronizer, BucketsLeaveInsideBackwardInOneOrderOnAllRanks) {
               GradientSynchronizer sync({params}, 1. / (1 << 20), 1);
               sync.bind();
               const auto sent = [&] { return sent_by(log, state.rank()).size() - 2; };
-              for (size_t i = 0; i < 4; ++i) {  // rank 1 goes the other way round
+              for (size_t i = 0; i < 4; ++i) {  // rank 1 uses the reverse order
                 backward_of({params[state.rank() == 1 ? i : 3 - i]}, 1);
                 EXPECT_EQ(sent(), state.rank() != 1 ? i + 1 : i < 3 ? 0 : 4);
               }
@@ -244,7 +244,7 @@ TEST(GradientSynchronizer, UnbindWaitsForWhatIsUnderWay) {
   });
 }
 
-// Where there is no bucket nothing else tells that a step has ended.
+// Without a bucket, nothing else shows that a step has ended.
 TEST(GradientSynchronizer, LocalGradientsAreDividedByTheirTokensOnce) {
   const ParallelState state = ParallelState::single_process();
   const at::Tensor weight = at::ones({3}).requires_grad_(true), tokens = at::full({1}, 4);

@@ -33,8 +33,8 @@ std::string list_of_ranks(int64_t world) {
   return text;
 }
 
-/// Five steps of two micro-batches, whose gradients are the rank. `reduced` says which parameters
-/// are summed over the ranks; the others stay local.
+/// Runs five steps of two micro-batches. All gradients equal the rank's number. `reduced` tells
+/// which parameters are summed over the ranks; the others stay local.
 void run_golden_steps(const ParallelState& state, const MeshParameters& params,
                       const std::vector<bool>& reduced, at::ScalarType grad_dtype) {
   const auto rank = static_cast<double>(state.rank()),
@@ -78,7 +78,7 @@ void run_golden_steps(const ParallelState& state, const MeshParameters& params,
 }
 
 TEST(GradientSynchronizer, GA1ReplicatedGradientsAreSummedAndShardedOnesStay) {
-  for (const int64_t world : {2, 4, 8}) {  // of two ranks the sums are 2, of four 12, of eight 56
+  for (const int64_t world : {2, 4, 8}) {  // sums: 2 for two ranks, 12 for four, 56 for eight
     CollectiveLog log;
     run_ranks(world,
               [&](const ParallelState& state) {
@@ -93,7 +93,7 @@ TEST(GradientSynchronizer, GA1ReplicatedGradientsAreSummedAndShardedOnesStay) {
               {.log = &log});
     Sent expected(5, "all_reduce (sum) [" + list_of_ranks(world) + "] " +
                          std::to_string((151 * 55 + 8 * 16) * 4));
-    for (const char* const bytes : {"16", "8"})  // in bind(): the order of two, what they are
+    for (const char* const bytes : {"16", "8"})  // by bind(): order of the two, what they are
       expected.insert(expected.begin(), "all_gather [" + list_of_ranks(world) + "] " + bytes);
     for (int64_t rank = 0; rank < world; ++rank) EXPECT_EQ(sent_by(log, rank), expected);
   }
@@ -133,7 +133,7 @@ TEST(GradientSynchronizer, GA3PlainParametersAreLeftAlone) {
   EXPECT_EQ(sync.state_text(), "local");
   EXPECT_TRUE(sync.buckets().empty());
   sync.wait();
-  for (int backwards = 1; backwards <= 3; ++backwards) {  // not even one too many is counted
+  for (int backwards = 1; backwards <= 3; ++backwards) {  // even one too many is not counted
     backward_of(params, 1.5);
     sync.wait();
     for (const MeshParameter& param : params) EXPECT_TRUE(grad_is(param, 1.5 * backwards));
@@ -186,7 +186,7 @@ TEST(GradientSynchronizer, GA5TwoReplicatedAxesAreOneReduction) {
                                    "all_reduce (sum) [0 1 2 3] 20"}));
 }
 
-/// Runs `body` with two replicated parameters "a" and "b" that need `backwards`.
+/// Runs `body` with two replicated parameters "a" and "b" that need `backwards` backwards each.
 std::vector<std::string> errors_with_two(
     int64_t world, int64_t backwards,
     const std::function<void(const ParallelState&, GradientSynchronizer&, const MeshParameters&)>&
@@ -327,7 +327,7 @@ TEST(GradientSynchronizer, GX5TheMeanOverTokensIsNotTheMeanOfMeans) {
                 (kind == GradientReduction::mean ? of_tokens.mean() : of_tokens.sum()).backward();
                 if (per_token) {
                   sync.wait(at::full({}, tokens.numel(), at::kLong));
-                  EXPECT_EQ(local.grad().item<double>(), 10. / 5);  // local ones are divided too
+                  EXPECT_EQ(local.grad().item<double>(), 10. / 5);  // also divides local gradients
                 } else {
                   sync.wait();
                 }

@@ -1,5 +1,5 @@
-// Ranks of one reduction share other groups with other ranks, whose buffers are cut elsewhere. What
-// they call a bucket, and the order in which they launch, must not depend on that.
+// Ranks that reduce together share other groups with other ranks, whose buffers are cut
+// differently. The names of buckets and the order of launches must not depend on that.
 
 #include "lockstep/tests/support/launch_order.h"
 
@@ -27,10 +27,10 @@ using testing::run_ranks;
 
 struct MeshCase {
   const char* name;
-  std::vector<std::pair<std::string, int64_t>> cut;  ///< rows, 0 for a norm of 3
+  std::vector<std::pair<std::string, int64_t>> cut;  ///< rows; 0: a norm of 3 elements
 };
 
-/// Cut over the second axis, of two ranks or three.
+/// Cut over the second axis, of two or three ranks.
 const std::vector<MeshCase> kMeshCases = {
     {"report", {{"norm0", 0}, {"cut0", 3}, {"cut1", 2}, {"norm1", 0}}},
     {"empty part", {{"norm0", 0}, {"cut0", 1}, {"cut1", 2}, {"norm1", 0}}},
@@ -122,7 +122,7 @@ TEST(Descriptions, ContradictionsInAListAreRefusedOnEveryRank) {
                             DistributedDataParallel ddp(params, state);
                           },
                           {.sizes = {.tensor = 2}});
-      for (const std::string& error : errors)  // its own, or that it has heard of
+      for (const std::string& error : errors)  // its own, or one that it was told of
         EXPECT_NE(error.find(expected), std::string::npos) << error;
     }
 }

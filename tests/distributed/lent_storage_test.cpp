@@ -1,4 +1,4 @@
-// Memory that is there only while it is used, and the pool from which it comes.
+// Memory that exists only while it is used, and the pool that it comes from.
 
 #include "lockstep/distributed/lent_storage.h"
 
@@ -48,11 +48,11 @@ TEST(LentStorage, ViewsThatKeepTheirMemoryArePartedFromTheNext) {
   const at::Tensor kept = flat.view(-1);
   EXPECT_EQ(pool->bytes(), 32U);
   storage.close(Others::keep);
-  EXPECT_EQ(pool->bytes(), 0U);  // it belongs to the view
+  EXPECT_EQ(pool->bytes(), 0U);  // the view owns it
   storage.open();
   flat.fill_(8);
   EXPECT_TRUE(at::equal(kept, at::full({4}, 7.0, at::kDouble)));
-  storage.close(Others::keep);  // nobody else has a view
+  storage.close(Others::keep);  // there are no other views
   EXPECT_EQ(pool->bytes(), 32U);
 }
 
@@ -72,7 +72,7 @@ TEST(BlockPool, ABlockThatFitsIsTakenAgainAndOthersMakeRoom) {
   void* const place = first.get();
   pool.give(std::move(first));
   EXPECT_EQ(pool.bytes(), 1000U);
-  c10::DataPtr again = pool.take(900);  // a quarter more is not too much
+  c10::DataPtr again = pool.take(900);  // a quarter more is acceptable
   EXPECT_EQ(again.get(), place);
   pool.give(std::move(again));
   c10::DataPtr small = pool.take(500);

@@ -1,5 +1,5 @@
-// What one rank alone refuses, or has otherwise than the others: every rank is told by name, and
-// none waits for the timeout.
+// Errors or differences on one rank only: every rank gets an error that names them, and none waits
+// for the timeout.
 
 #include <gtest/gtest.h>
 
@@ -48,7 +48,7 @@ struct SynchronizerSetUp {
   void run() const { GradientSynchronizer({params}, megabytes, accumulations, options).bind(); }
 };
 
-/// What the rank at fault has otherwise, and a part of the error that names it.
+/// A difference on the faulty rank, and a part of the error that names it.
 struct SynchronizerFault {
   std::string part;
   std::function<void(SynchronizerSetUp&, const DeviceMesh&)> add;
@@ -174,7 +174,7 @@ TEST(LoneRefusals, MatricesThatAreWholeOnOneRankOnlyAreNamed) {
   expect_all_contain(errors, "matrices is cut on rank 0 and whole on rank 1", "");
 }
 
-/// What the two tensor-parallel ranks throw where rank 1 has changed its list.
+/// The errors of the two tensor-parallel ranks after rank 1 has changed its list.
 std::vector<std::string> errors_over_tp(const std::function<void(List&)>& change) {
   return errors_of_open_ranks(
       2,
@@ -289,7 +289,7 @@ TEST(LoneRefusals, SeveralPreparedBackwardsOfAReducerMayBeFinalizedOneByOne) {
     for (size_t i = 0; i < losses.size(); ++i) {
       losses[i].backward();
       reducer.finalize_backward();
-      const double mean = 1.5 * static_cast<double>(i + 1);  // of the ranks' 1 and 2, accumulated
+      const double mean = 1.5 * static_cast<double>(i + 1);  // mean of 1 and 2, accumulated
       EXPECT_TRUE(at::equal(list[0].tensor.grad(), at::full_like(list[0].tensor, mean)))
           << list[0].tensor.grad();
     }
@@ -314,7 +314,7 @@ TEST(LoneRefusals, OverridesThatDifferAreNamedOverEveryAxis) {
 /// Parameters of a pipeline stage.
 using StageList = std::function<List(int64_t stage)>;
 
-/// What two stages throw from one step of `list_of`; with `optimizer` from its construction.
+/// The errors of two stages in one step of `list_of`. With `optimizer`, its constructor throws.
 std::vector<std::string> errors_over_stages(const StageList& list_of, bool optimizer) {
   return errors_of_open_ranks(
       2,
@@ -369,7 +369,7 @@ TEST(LoneRefusals, ParametersOfAllStagesBesideOthersInAnyOrderAreAdded) {
       [](int64_t stage) {
         List list = {over_stages("a"), over_stages("b")};
         list[1].tensor = at::ones({4}, at::kDouble).requires_grad_(true);
-        if (stage == 1) std::swap(list[0], list[1]);  // of other dtypes
+        if (stage == 1) std::swap(list[0], list[1]);  // they have different dtypes
         if (stage == 1) list.insert(list.begin() + 1, vector_called("own"));
         return list;
       },

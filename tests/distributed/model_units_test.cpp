@@ -1,4 +1,4 @@
-// What of a model is gathered together where parameters are sharded, and in which order.
+// Which parts of a model are gathered together if parameters are sharded, and in which order.
 
 #include "lockstep/distributed/model_units.h"
 
@@ -21,7 +21,7 @@ ModuleTree numbered(int64_t params, std::vector<ModuleTree> children = {}) {
 
 TEST(ModelUnits, LayersEndsAndOwnParametersAreUnits) {
   const ModuleTree layer = numbered(0, {module(1), module(2)});
-  // embedding of two tables; decoder of a list and a norm; output layer; a parameter of the model
+  // embedding of two tables; decoder of a list and a norm; output layer; the model's own parameter
   const ModuleTree model =
       module(1, {module(0, {module(1), module(1)}),
                  module(0, {module(0, {layer, layer, layer}), module(2)}), module(1)});
@@ -111,7 +111,7 @@ TEST(UnitOrder, AnotherOrderIsFollowedFromWhereItAgreesAgain) {
   order.begin_step();
   EXPECT_EQ(following(order, {1, 3, 0}), (std::vector<int>{2, 2, -1}));
   order.end_step();
-  order.begin_step();  // without use: the step before counts
+  order.begin_step();  // unused: the previous step counts
   order.end_step();
   EXPECT_EQ(order.first(), 1U);
 }

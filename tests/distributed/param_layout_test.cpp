@@ -12,12 +12,12 @@ namespace {
 
 using Ranges = std::vector<std::pair<int64_t, int64_t>>;
 
-/// A layout case of Megatron Core: parameters in the order of registration.
+/// A layout case of Megatron Core. Parameters are in registration order.
 struct GoldenCase {
   const char* name;
   std::vector<LayoutParam> params;
   LayoutOptions options;
-  Ranges slots;    ///< by index of registration; empty: not compared
+  Ranges slots;    ///< in registration order; empty: not compared
   Ranges buckets;  ///< in buffer order
   std::vector<int64_t> unpadded;
 };
@@ -49,7 +49,7 @@ std::vector<LayoutParam> shared(std::vector<LayoutParam> params, size_t index) {
   return params;
 }
 
-/// `layers` times a weight and, where it is not 0, a bias.
+/// `layers` weights, each followed by a bias if `bias` is not 0.
 std::vector<LayoutParam> stack(int layers, int64_t weight, int64_t bias = 0) {
   std::vector<LayoutParam> params;
   for (int i = 0; i < layers; ++i) {
@@ -59,7 +59,7 @@ std::vector<LayoutParam> stack(int layers, int64_t weight, int64_t bias = 0) {
   return params;
 }
 
-/// `count` buckets of `step` elements that follow each other from `start` on.
+/// `count` adjacent buckets of `step` elements, starting at `start`.
 Ranges repeat(int count, int64_t step, int64_t start = 0) {
   Ranges ranges;
   for (int i = 0; i < count; ++i) ranges.emplace_back(start + i * step, start + (i + 1) * step);
@@ -289,7 +289,8 @@ TEST(ParamLayout, RandomLayoutsHoldTheInvariants) {
     if (below(2) == 1) options.bucket_size = 1 + below(2000);
     const ParamLayout layout = compute_param_layout(params, options);
 
-    // Buckets tile the buffer; parameters lie in reverse order, inside their bucket, apart.
+    // Buckets tile the buffer. Parameters lie in reverse order, inside their bucket, without
+    // overlap.
     int64_t end = 0, unpadded = 0;
     for (const auto& bucket : layout.buckets) {
       ASSERT_EQ(bucket.start, end);
@@ -320,7 +321,7 @@ TEST(ParamLayout, RandomLayoutsHoldTheInvariants) {
   }
 }
 
-/// Parameters of each bucket.
+/// Number of parameters in each bucket.
 std::vector<size_t> bucket_sizes(const std::vector<int64_t>& numels, int64_t limit) {
   std::vector<LayoutParam> params;
   for (const int64_t numel : numels) params.push_back({.numel = numel});

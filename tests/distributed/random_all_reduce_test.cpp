@@ -1,5 +1,5 @@
-// 200 random lists of gradients through all_reduce_grads: uneven and empty parts, gradients that
-// some ranks or all lack, that are strided or expanded.
+// 200 random lists of gradients for all_reduce_grads: uneven and empty parts, gradients that are
+// missing on some or all ranks, strided or expanded ones.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -25,10 +25,10 @@ using testing::GridPlace;
 using testing::RandomCase;
 using testing::Usage;
 
-/// Memory of a gradient that somebody made, in place of backward.
+/// The memory of a gradient that does not come from backward.
 enum class GradMemory { by_backward, strided, transposed };
 
-/// A drawn case: parameters on the axes dp and cp, and tp, which is not reduced.
+/// A random case: parameters on the axes dp and cp, and on tp, which is not reduced.
 struct DrawnScript {
   DrawnScript(uint32_t seed, int64_t world) {
     Draw draw(seed);
@@ -50,7 +50,7 @@ struct DrawnScript {
       return mesh.names[axis] == "cp" || (!use_ddp && mesh.names[axis] == "dp");
     });
   }
-  /// Whether a micro-batch of the step leaves `rank` a gradient.
+  /// Whether any micro-batch of the step gives `rank` a gradient.
   bool has_gradient(const DrawnParam& param, int64_t rank, int64_t step) const {
     for (int64_t m = 0; m < microbatches; ++m)
       if (is_used(param, mesh.place(rank), 0, {step, m, microbatches})) return true;
@@ -98,7 +98,7 @@ struct DrawnScript {
   }
 };
 
-/// The same values in other memory.
+/// The same values in another memory layout.
 at::Tensor in_memory(const at::Tensor& gradient, GradMemory memory) {
   if (memory == GradMemory::by_backward || gradient.dim() == 0) return gradient;
   if (memory == GradMemory::transposed)
@@ -148,7 +148,7 @@ void check_script_step(const DrawnScript& script, const std::vector<at::Tensor>&
   }
 }
 
-/// What is sent: a digest of the list, who has a gradient, and the gradients that somebody has.
+/// A rank sends a digest of the list, which gradients it has, and all gradients that any rank has.
 void check_script_bytes(const DrawnScript& script, const std::vector<at::Tensor>& tensors,
                         int64_t rank, int64_t step, size_t calls_before, RandomCase& one) {
   std::map<RankList, int64_t> wanted, sent;

@@ -15,11 +15,11 @@
 namespace lockstep::testing {
 namespace {
 
-constexpr size_t kToldFindings = 4;   // of a case
-constexpr size_t kToldCases = 8;      // of a world
-constexpr size_t kThrowingCases = 3;  // after which a world is given up
+constexpr size_t kToldFindings = 4;   // per case
+constexpr size_t kToldCases = 8;      // per world
+constexpr size_t kThrowingCases = 3;  // before a world is given up
 
-/// The cases of one world that went wrong.
+/// The failed cases of one world.
 class WrongCases {
  public:
   void add(const RandomCase& one, const std::string& finding) {
@@ -52,8 +52,8 @@ class WrongCases {
   std::map<uint32_t, Wrong> wrong_;
 };
 
-/// Runs the cases `seeds`, from number `first` on, until one throws. Returns the number of that
-/// one.
+/// Runs the cases `seeds`, starting at index `first`, until one throws. Returns the index of that
+/// case.
 std::optional<size_t> run_until_one_throws(const ParallelSizes& sizes,
                                            const std::vector<uint32_t>& seeds, size_t first,
                                            const CaseBody& body, WrongCases& wrong) {
@@ -93,7 +93,7 @@ std::optional<uint32_t> number_from(const char* variable) {
   return static_cast<uint32_t>(std::stoul(text));
 }
 
-/// Those that world `world` of `worlds` takes.
+/// The seeds that world `world` of `worlds` runs.
 std::vector<uint32_t> seeds_of(size_t world, size_t worlds, uint32_t count) {
   const auto only = number_from("LOCKSTEP_RANDOM_SEED");
   count = number_from("LOCKSTEP_RANDOM_CASES").value_or(count);

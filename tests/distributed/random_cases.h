@@ -10,15 +10,14 @@
 
 #include "lockstep/parallel_state/parallel_state.h"
 
-/// Cases that are drawn from a seed and run on ranks as threads. What is wrong with a case is told
-/// with its seed and with what was drawn; an error of one case does not keep the others from
-/// running.
+/// Cases that are drawn from a seed and run on ranks as threads. A failure reports the seed and the
+/// drawn case. An error in one case does not stop the others.
 ///
-/// LOCKSTEP_RANDOM_SEED=n runs the case of one seed alone, LOCKSTEP_RANDOM_CASES=n another number
+/// LOCKSTEP_RANDOM_SEED=n runs only the case of that seed. LOCKSTEP_RANDOM_CASES=n sets the number
 /// of cases.
 namespace lockstep::testing {
 
-/// Draws from a seed, the same on every rank and machine.
+/// Random numbers from a seed, equal on every rank and machine.
 class Draw {
  public:
   explicit Draw(uint32_t seed) : random_(seed) {}
@@ -44,13 +43,13 @@ class RandomCase {
  public:
   RandomCase(uint32_t seed, std::vector<CollectiveRecord>* calls) : seed(seed), calls(*calls) {}
 
-  /// Notes where `found` is not `wanted` [the same shape]: to the last bit if `tolerance` is 0,
-  /// otherwise by more than that much.
+  /// Records a failure where `found` differs from `wanted` [the same shape]: in any bit if
+  /// `tolerance` is 0, otherwise by more than `tolerance`.
   void compare(const at::Tensor& found, const at::Tensor& wanted, double tolerance,
                const std::string& what);
   /// The same relative to `wanted`.
   void compare(double found, double wanted, double tolerance, const std::string& what);
-  /// Notes `what` unless `holds`.
+  /// Records a failure `what` unless `holds`.
   void require(bool holds, const std::string& what);
   template <class T>
   void require_equal(const T& found, const T& wanted, const std::string& what) {
@@ -58,16 +57,16 @@ class RandomCase {
   }
 
   const uint32_t seed;
-  /// What this rank has called since the case began.
+  /// The calls of this rank since the case began.
   const std::vector<CollectiveRecord>& calls;
-  /// What was drawn, for failures. To be set first.
+  /// The drawn case, for failures. Must be set first.
   std::string text;
   std::vector<std::string> findings;
 };
 
 using CaseBody = std::function<void(const ParallelState&, RandomCase&)>;
 
-/// Runs the cases of the seeds 0 ... count - 1; `worlds` take them in turn, and the ranks of a
+/// Runs the cases with seeds 0 ... count - 1, distributed round-robin over `worlds`. The ranks of a
 /// world meet once for all of its cases.
 void run_random_cases(uint32_t count, const std::vector<ParallelSizes>& worlds,
                       const CaseBody& body);

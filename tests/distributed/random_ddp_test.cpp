@@ -1,5 +1,5 @@
 // 1,000 random models under DistributedDataParallel, finalize_model_grads and both optimizers:
-// uneven cuts, partial and tied parameters over every axis, use that changes.
+// uneven cuts, partial and tied parameters over every axis, usage that changes.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -22,10 +22,10 @@ using testing::GridPlace;
 using testing::ModelParam;
 using testing::RandomCase;
 
-/// Bytes that a rank sends, by the ranks that it sends them to.
+/// Bytes that a rank sends, by the ranks that take part.
 using SentBytes = std::map<RankList, int64_t>;
 
-/// What is held of a model by one rank, through two steps.
+/// One rank's part of a model, trained for two steps.
 class TrainedModel {
  public:
   TrainedModel(const DrawnModel& model, const ParallelState& state, RandomCase& one)
@@ -62,8 +62,8 @@ class TrainedModel {
     int64_t copy;
     int64_t chunk;
     at::Tensor tensor;
-    at::Tensor weight;    ///< what the oracle makes of it, fp64
-    at::Tensor gradient;  ///< of the step
+    at::Tensor weight;    ///< the oracle's value, fp64
+    at::Tensor gradient;  ///< of this step
   };
 
   void add_chunk(int64_t chunk) {
@@ -95,7 +95,7 @@ class TrainedModel {
     const int64_t stage = model_.grid.stage(state_.rank());
     if (stage + 1 == model_.grid.stages()) return at::full({}, model_.tokens(state_.rank()));
     if (stage % 2 == 1) return std::nullopt;
-    return at::full({}, 9999);  // which nobody hears
+    return at::full({}, 9999);  // which is ignored
   }
   double norm_tolerance() const {
     for (const ModelParam& param : model_.params)
@@ -128,7 +128,7 @@ class TrainedModel {
     throw std::out_of_range(name);
   }
 
-  /// Calls `visit(held, buffer, index of the parameter in it)` for all that is trained.
+  /// Calls `visit(held, buffer, index of the parameter in it)` for every trained parameter.
   template <class Visit>
   void visit_grads(Visit visit) {
     for (size_t chunk = 0; chunk < ddps_.size(); ++chunk)
@@ -137,7 +137,7 @@ class TrainedModel {
           visit(held_in(chunk, buffer->params()[i].name), *buffer, i);
   }
 
-  /// Of parameter `index`, the elements whose final gradients this rank holds.
+  /// The elements of parameter `index` whose final gradients this rank holds.
   static std::vector<ElementRange> final_ranges(const ParamAndGradBuffer& buffer, size_t index) {
     const auto& slot = buffer.layout().slots[index];
     std::vector<ElementRange> ranges;
@@ -162,8 +162,8 @@ class TrainedModel {
     });
   }
 
-  /// What must be sent after the reduction over data-parallel ranks: partial gradients over their
-  /// axes, tied ones once among the stages that hold them.
+  /// The bytes that must be sent after the reduction over data-parallel ranks: partial gradients
+  /// over their axes, and tied ones once among the stages that hold them.
   SentBytes wanted_bytes() {
     SentBytes bytes;
     std::vector<const ModelParam*> tied;

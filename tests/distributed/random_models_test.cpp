@@ -1,5 +1,5 @@
-// 1,000 random models on several ranks, with every setting of buckets that there is. Gradients are
-// sums of small integers, so that they are exact and an oracle can add them up by itself.
+// 1,000 random models on several ranks, with every setting of buckets. Gradients are sums of small
+// integers, so they are exact, and an oracle can compute them independently.
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 using testing::run_ranks;
 
-/// A number below `bound`, the same for the same generator on every rank.
+/// A number below `bound`; generators in equal states give it on every rank.
 int64_t below(std::mt19937& random, int64_t bound) {
   return static_cast<int64_t>(random() % static_cast<uint32_t>(bound));
 }
@@ -25,7 +25,7 @@ int64_t below(std::mt19937& random, int64_t bound) {
 struct RandomParam {
   NamedParameter named;
   int64_t uses = 1;
-  bool used_by_all = true;  ///< else by even ranks alone
+  bool used_by_all = true;  ///< false: only by even ranks
 };
 
 struct RandomModel {
@@ -38,7 +38,7 @@ struct RandomModel {
     config.use_distributed_optimizer = chance(2);
     config.overlap_grad_reduce = chance(2);
     config.pad_buckets_for_high_nccl_busbw = config.use_distributed_optimizer && chance(8);
-    config.calculate_per_token_loss = true;  // sums, which are exact, also in 16 bits
+    config.calculate_per_token_loss = true;  // sums, which are exact even in 16 bits
     config.grad_reduce_in_fp32 = !chance(4);
     config.allow_unused_parameters = chance(2);
     if (chance(3)) config.num_buckets = 1 + below(random, 5);
@@ -73,7 +73,7 @@ struct RandomModel {
   }
 };
 
-/// What `rank` multiplies parameter `index` by in a micro-batch: integers from -2 to 2.
+/// The factors of `rank` for parameter `index` in a micro-batch: integers from -2 to 2.
 at::Tensor coefficients(const RandomParam& param, size_t index, int64_t rank, int64_t microbatch) {
   const int64_t shift = static_cast<int64_t>(index) * 3 + rank * 5 + microbatch * 7;
   const at::Tensor numbers = at::arange(param.named.tensor.numel()) * (rank + 1) + shift;
@@ -100,7 +100,7 @@ void run_backwards(const RandomModel& model, DistributedDataParallel& ddp, int64
   }
 }
 
-/// The sum over `ranks` of the gradients of parameter `index`, worked out without autograd.
+/// The sum over `ranks` of the gradients of parameter `index`, computed without autograd.
 at::Tensor expected_gradient(const RandomModel& model, size_t index, const RankList& ranks) {
   const RandomParam& param = model.params[index];
   at::Tensor sum = at::zeros(param.named.tensor.sizes(), at::kDouble);
@@ -110,7 +110,7 @@ at::Tensor expected_gradient(const RandomModel& model, size_t index, const RankL
   return sum;
 }
 
-/// Of the elements of a buffer, those that this rank owns.
+/// Marks the elements of a buffer that this rank owns.
 at::Tensor owned_mask(const ParamAndGradBuffer& buffer) {
   at::Tensor mask = at::zeros({buffer.layout().numel}, at::kInt);
   for (const ElementRange& range : buffer.owned()) mask.slice(0, range.start, range.end).add_(1);
@@ -160,7 +160,7 @@ std::vector<Call> planned_calls(const DistributedDataParallel& ddp) {
   return calls;
 }
 
-/// `calls`: what this rank has called so far.
+/// `calls`: the calls of this rank so far.
 void check_model(const ParallelState& state, const std::vector<CollectiveRecord>& calls,
                  uint32_t seed) {
   std::mt19937 random(seed);

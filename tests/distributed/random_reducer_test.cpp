@@ -1,5 +1,5 @@
-// 400 random loops through Reducer, against plain averages and against c10d::Reducer: use that
-// differs between ranks and changes between micro-batches, with and without no_sync.
+// 400 random loops with Reducer, against plain averages and against c10d::Reducer: usage differs
+// between ranks and changes between micro-batches, with and without no_sync.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ using testing::Usage;
 
 constexpr int64_t kLoopSteps = 3;
 
-/// A drawn case.
+/// A random case.
 struct DrawnLoop {
   DrawnLoop(uint32_t seed, int64_t world) : world(world) {
     Draw draw(seed);
@@ -55,7 +55,7 @@ struct DrawnLoop {
       if (is_used(param, place(rank), 0, {step, m, microbatches})) return true;
     return false;
   }
-  /// On how many ranks a step uses the parameter.
+  /// The number of ranks that use the parameter in a step.
   int32_t users(const DrawnParam& param, int64_t step) const {
     int32_t count = 0;
     for (int64_t rank = 0; rank < world; ++rank) count += is_used_by(param, rank, step);
@@ -89,7 +89,7 @@ struct DrawnLoop {
 
   int64_t world, microbatches;
   ReducerOptions options;
-  std::vector<bool> zeroed;  ///< whether gradients are set to zero before each step
+  std::vector<bool> zeroed;  ///< whether gradients are zeroed before each step
   bool with_outputs;
   std::vector<DrawnParam> params;
   std::vector<std::vector<size_t>> c10d_buckets;
@@ -116,7 +116,7 @@ struct DrawnLoop {
   }
 };
 
-/// The gradients after every step, undefined ones too.
+/// The gradients after every step, including undefined ones.
 using LoopGradients = std::vector<std::vector<at::Tensor>>;
 
 void note_gradients(LoopGradients& gradients, const std::vector<at::Tensor>& tensors) {
@@ -170,7 +170,7 @@ std::shared_ptr<c10d::Reducer> c10d_reducer_of(const DrawnLoop& loop,
 LoopGradients loop_with_c10d(const DrawnLoop& loop, const ParallelState& state) {
   const std::vector<at::Tensor> tensors = loop.tensors();
   const auto reducer = c10d_reducer_of(loop, tensors, state.group(GroupKind::dp_cp));
-  const auto logger = std::make_shared<c10d::Logger>(reducer);  // which it needs for unused ones
+  const auto logger = std::make_shared<c10d::Logger>(reducer);  // needed with unused parameters
   reducer->set_logger(logger);
   LoopGradients gradients;
   for (int64_t step = 0; step < kLoopSteps; ++step) {
@@ -189,7 +189,7 @@ LoopGradients loop_with_c10d(const DrawnLoop& loop, const ParallelState& state) 
   return gradients;
 }
 
-/// Averages; what no rank has used stays what it was.
+/// Averages. Gradients of parameters that no rank has used keep their values.
 LoopGradients averages(const DrawnLoop& loop) {
   std::vector<at::Tensor> held(loop.params.size());
   LoopGradients gradients;

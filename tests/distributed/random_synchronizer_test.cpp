@@ -1,5 +1,5 @@
-// 400 random lists of parameters on drawn meshes through GradientSynchronizer and
-// clip_grad_norm_: uneven and empty parts, several meshes, pipeline stages, small buckets.
+// 400 random lists of parameters on random meshes, for GradientSynchronizer and clip_grad_norm_:
+// uneven and empty parts, several meshes, pipeline stages, small buckets.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -39,12 +39,12 @@ struct ListedParam {
   DrawnParam drawn;
   Home home = Home::mesh;
   int64_t stage = 0;
-  size_t group = 0;  ///< of the optimizer's parameter groups
+  size_t group = 0;  ///< index of the optimizer's parameter group
   bool wide_grad = false;
-  bool strided = false;  ///< somebody puts a strided gradient in the place of that of backward
+  bool strided = false;  ///< replaces the gradient of backward by a strided one
 };
 
-/// A drawn case.
+/// A random case.
 struct DrawnList {
   DrawnList(uint32_t seed, int64_t world) : draw(seed) {
     pipeline = world > 1 && draw.one_in(3);
@@ -69,7 +69,7 @@ struct DrawnList {
   bool is_here(const ListedParam& param, int64_t rank) const {
     return param.home != Home::stage || mesh.place(rank).coordinates[0] == param.stage;
   }
-  /// The ranks whose terms make up the gradient that `rank` gets.
+  /// The ranks whose terms make up the gradient of `rank`.
   RankList summed_ranks(const ListedParam& param, int64_t rank) const {
     return mesh_of(param).ranks_along(
         rank, [&](size_t axis) { return param.drawn.axes[axis].role == AxisRole::sum; });
@@ -113,7 +113,7 @@ struct DrawnList {
   bool pipeline, allow_unused;
   GradientReduction reduction;
   int64_t bucket_bytes;
-  std::vector<int64_t> microbatches;  ///< of both steps
+  std::vector<int64_t> microbatches;  ///< of each of the two steps
   double norm_type;
   std::vector<ListedParam> params;
 
@@ -155,7 +155,7 @@ struct DrawnList {
   }
 };
 
-/// One rank's part of it.
+/// One rank's part of a case.
 class SynchronizedList {
  public:
   SynchronizedList(const DrawnList& list, const ParallelState& state, RandomCase& one)
@@ -237,7 +237,7 @@ class SynchronizedList {
     return gradient_tolerance(param.drawn.dtype, list_.divisor(param, rank_));
   }
 
-  /// `factor`: that of clipping, with all roundings if it is not `exact`.
+  /// `factor`: the factor of clipping. If it is not `exact`, it has rounding errors.
   void check_gradients(int64_t step, double factor, bool exact = true) {
     for (const Listed& listed : listed_) {
       if (!listed.param->drawn.trained) continue;
@@ -252,7 +252,7 @@ class SynchronizedList {
     }
   }
 
-  /// Each bucket is sent once to the ranks that hold terms of it, and nothing else is.
+  /// Each bucket is sent once to the ranks that hold terms of it, and nothing else is sent.
   void check_bytes(size_t calls_before) {
     std::map<RankList, int64_t> wanted, sent;
     for (const Listed& listed : listed_) {
@@ -269,8 +269,8 @@ class SynchronizedList {
     one_.require(sent == wanted, fmt::format("{} was sent instead of {}", sent, wanted));
   }
 
-  /// Of the gradients of `param` of this rank's model: all parts of what lies on a mesh, and what
-  /// this rank has of its own; of pipeline stages what they have of their own.
+  /// The contribution of `param` to the norm on this rank: all parts if it lies on a mesh, this
+  /// rank's own gradient if it is plain. For pipeline stages, each stage's own gradients.
   double norm_part(const ListedParam& param, int64_t step) const {
     if (!param.drawn.trained) return 0;
     double part = 0;

@@ -37,7 +37,7 @@ TEST(ReadWatch, SeesEveryReadOfAThreadOfBackwardWhileItsOwnCallsOperatorsToo) {
   const int64_t of_a_call = reads.take();
   EXPECT_GE(of_a_call, 1);
   std::atomic<bool> done = false;
-  // As autograd hands it on to the thread of a device.
+  // As autograd hands the state over to a device's thread.
   std::thread device([&, state = at::ThreadLocalState()] {
     const at::ThreadLocalStateGuard guard(state);
     for (int64_t i = 0; i < kCalls; ++i) read.neg();

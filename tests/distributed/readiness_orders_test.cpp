@@ -1,4 +1,4 @@
-// Every order in which gradients can become ready, on ranks that do not have the same one.
+// Every order in which gradients can become ready, with different orders on the ranks.
 
 #include <gtest/gtest.h>
 
@@ -15,8 +15,8 @@ namespace {
 
 constexpr int64_t kParams = 6, kBuckets = 3;
 
-/// Reductions that have to be under way: of the buckets, which hold the parameters 5 4 | 3 2 | 1 0,
-/// the longest run of complete ones from the first on.
+/// The number of reductions that must have started: the longest prefix of complete buckets. The
+/// buckets hold the parameters 5 4 | 3 2 | 1 0.
 int64_t complete_prefix(const std::vector<bool>& arrived) {
   int64_t prefix = 0;
   while (prefix < kBuckets && arrived[static_cast<size_t>(5 - 2 * prefix)] &&

@@ -1,5 +1,5 @@
-// Buckets of the Reducer: assignment, validation, what they become after the first iteration. RN is
-// case N of PyTorch's behaviour that was noted for this front:
+// Buckets of the Reducer: assignment, validation, and changes after the first iteration. RN is case
+// N of PyTorch's behaviour, in the list for this front:
 //
 //   R1-R13   bucket assignment                      here
 //   R14-R25  construction, layout after training    here
@@ -17,8 +17,8 @@
 //   R82      record of an exception of c10d         does not apply: there is no such record
 //   R83      timing                                 reducer_join_test.cpp
 //
-// Of R40 the dependence on TORCH_DISTRIBUTED_DEBUG does not apply (names are always there), of R22
-// the field gloo_num_threads (host exchange has no such threads).
+// Two details do not apply: R40's dependence on TORCH_DISTRIBUTED_DEBUG (names are always there),
+// and R22's field gloo_num_threads (host exchange has no such threads).
 
 #include <gtest/gtest.h>
 
@@ -138,7 +138,7 @@ TEST(BucketAssignment, RandomListsAreAssignedAsByC10d) {
 }
 
 TEST(BucketAssignment, LeftoversOfSeveralDtypesComeInAFixedOrder) {
-  // c10d puts these in the order of a hash table.
+  // c10d orders these by a hash table.
   expect_assignment({doubles(1), floats(1), halves(1), doubles(1)}, {1000}, {{3, 0}, {2}, {1}},
                     {1000, 1000, 1000}, {}, {3, 2, 1, 0});
 }
@@ -194,7 +194,7 @@ TEST(Reducer, R19ParametersWithoutElements) {
   });
 }
 
-/// Trains `params`, used in their order, for `iterations`.
+/// Trains `params`, which are used in their order, for `iterations`.
 void train(Reducer& reducer, const std::vector<NamedParameter>& params, int iterations) {
   std::vector<size_t> all(params.size());
   std::iota(all.begin(), all.end(), size_t{0});
@@ -287,7 +287,7 @@ TEST(Reducer, AllRanksRebuildInTheOrderOfTheFirst) {
   run_ranks(3, [](const ParallelState& state) {
     const auto params = named_zeros({4, 4, 4});
     Reducer reducer(params, replicas(state), {.bucket_bytes_caps = {1}});
-    // The last that the loss uses is the first to get its gradient; ranks differ.
+    // The loss's last parameter gets its gradient first; ranks differ.
     const std::vector<size_t> used =
         state.rank() == 0 ? std::vector<size_t>{1, 0, 2} : std::vector<size_t>{2, 1, 0};
     for (int i = 0; i < 2; ++i)

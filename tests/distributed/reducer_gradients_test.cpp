@@ -26,7 +26,7 @@ using testing::run_ranks;
 using testing::SmallNet;
 using testing::throws_with;
 
-/// Gradients of some iterations, and the bytes that each collective had.
+/// The gradients of some iterations, and the bytes of each collective.
 struct Trace {
   std::vector<at::Tensor> gradients;
   std::vector<int64_t> bytes;
@@ -51,7 +51,8 @@ void note_gradients(const SmallNet& net, Trace& trace) {
 
 constexpr int kSteps = 4;
 
-/// The steps that both take: one with accumulation, one onto the averaged gradients, and two.
+/// The steps of both reducers: one with accumulation, one onto the averaged gradients, and two
+/// more.
 template <class Prepare, class Zero, class NoSync>
 void take_steps(const ParallelState& state, SmallNet& net, Trace& trace, Prepare prepare, Zero zero,
                 NoSync no_sync) {
@@ -83,7 +84,7 @@ Trace run_ours(const ParallelState& state, const CollectiveLog& log,
         accumulate();
       });
   trace.bytes = bytes_since(log, state.rank(), start);
-  EXPECT_EQ(trace.bytes.at(0), 8);  // the comparison of hooks, which c10d does not make
+  EXPECT_EQ(trace.bytes.at(0), 8);  // comparison of hooks, which c10d does not make
   trace.bytes.erase(trace.bytes.begin());
   return trace;
 }
@@ -138,8 +139,9 @@ TEST(Reducer, R28GradientsAndCollectivesAreThoseOfC10dAlsoAfterARebuild) {
                                       ? at::equal(ours.gradients[i], theirs.gradients[i])
                                       : at::allclose(ours.gradients[i], theirs.gradients[i], 1e-5))
                           << i;
-                    // To rebuild, c10d broadcasts indices and number of buckets in one message of
-                    // Int, and the sizes of buckets in another; ours one message of Long.
+                    // To rebuild, c10d broadcasts the indices and the number of buckets in one
+                    // message of Int, and the sizes of the buckets in another. We send one message
+                    // of Long.
                     const auto agreed = ours.bytes.begin() + 2;
                     EXPECT_EQ(*agreed, 64);
                     std::vector<int64_t> reductions(ours.bytes.begin(), agreed);

@@ -27,7 +27,7 @@ using testing::run_ranks;
 using testing::SmallNet;
 using testing::throws_with;
 
-/// Two steps of a net with `hook`; its gradients.
+/// The gradients after two steps of a net with `hook`.
 std::vector<at::Tensor> gradients_with(const ParallelState& state, std::shared_ptr<CommHook> hook) {
   SmallNet net(4, at::kFloat);
   Reducer reducer(net, replicas(state), {.bucket_bytes_caps = {100}});
@@ -183,7 +183,7 @@ TEST(CommHooks, AHookThatReturnsAnotherSizeIsRefused) {
                               "returned 1 elements for bucket 0 ('p0' to 'p0'), allowed: 2"));
 }
 
-/// A matrix [12, 10] of this rank.
+/// A matrix [12, 10] for each rank.
 at::Tensor matrix_of(int64_t rank, int step = 0) {
   return at::sin(at::arange(120, at::kDouble) * 0.37 * static_cast<double>(rank + 1) + step * step)
       .view({12, 10});
@@ -218,7 +218,7 @@ std::vector<at::Tensor> power_sgd(const ParallelState& state, const PowerSgdOpti
 
 TEST(PowerSgd, AMeanOfItsRankIsExact) {
   run_ranks(3, [](const ParallelState& state) {
-    const auto low_rank = [&](int64_t rank) {  // each in the same two columns
+    const auto low_rank = [&](int64_t rank) {  // all in the same two columns
       const at::Tensor left = at::cos(at::arange(24, at::kDouble)).view({12, 2});
       const at::Tensor right = at::sin(at::arange(20, at::kDouble) * (rank + 1.)).view({2, 10});
       return left.matmul(right);
@@ -244,8 +244,8 @@ TEST(PowerSgd, AWarmStartFindsTheBestApproximation) {
 }
 
 TEST(PowerSgd, ErrorFeedbackLosesNothing) {
-  // All that was sent equals all that was meant, up to what is still owed: the mean of the errors,
-  // which stays bounded.
+  // The sum of what was sent equals the sum of the gradients, apart from what is still owed: the
+  // mean of the errors, which stays bounded.
   run_ranks(2, [](const ParallelState& state) {
     const int steps = 60;
     const auto owed = [&](bool feedback) {
@@ -267,7 +267,7 @@ TEST(PowerSgd, ErrorFeedbackLosesNothing) {
   });
 }
 
-// As with a loss scale that is too large, where the optimizer leaves out the step.
+// As with a loss scale that is too large, where the optimizer skips the step.
 TEST(PowerSgd, AnOverflowIsForgotten) {
   run_ranks(2, [](const ParallelState& state) {
     constexpr int kOverflow = 4;
@@ -284,7 +284,7 @@ TEST(PowerSgd, AnOverflowIsForgotten) {
       for (size_t step = 0; step < undisturbed.size(); ++step) {
         const at::Tensor& gradient = found[step < kOverflow ? step : step + 1];
         EXPECT_TRUE(gradient.isfinite().all().item<bool>()) << step;
-        // Without a warm start the factors follow from the number of the iteration.
+        // Without a warm start, the factors depend on the iteration number.
         if (warm || step < kOverflow) {
           EXPECT_TRUE(at::equal(gradient, undisturbed[step])) << step;
         }

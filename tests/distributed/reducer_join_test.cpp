@@ -38,14 +38,14 @@ TEST(ReducerJoin, R51GradientsAreDividedByAllOrByActiveRanks) {
       const double late = by_all ? 25 : 50;
       EXPECT_EQ(gradients, state.rank() == 0 ? std::vector<double>({50, 50, 50})
                                              : std::vector<double>({50, 50, 50, late, late}));
-      // Afterwards all ranks are there again.
+      // Afterwards all ranks take part again.
       reducer.zero_grad_buffer();
       reduce(reducer, [&] { return linear_loss(params, {0}, 4 * state.rank()); });
       EXPECT_TRUE(all_equal_to(params[0].tensor.grad(), 2));
     });
 }
 
-/// Number of iterations of each rank.
+/// Number of iterations for each rank.
 using Plan = std::vector<int64_t>;
 
 std::vector<Plan> plans() {
@@ -127,7 +127,7 @@ TEST(ReducerJoin, R53AllRanksThrowWhenTheFirstHasNoInputs) {
           {.throw_on_early_termination = true});
     };
     EXPECT_THROW(run(), UsageError);
-    // The group is fine: the ranks have agreed.
+    // The group is still usable: the ranks have agreed.
     reducer.zero_grad_buffer();
     reduce(reducer, [&] { return linear_loss(params, {0}, 3 * state.rank()); });
     EXPECT_TRUE(all_equal_to(params[0].tensor.grad(), 3));

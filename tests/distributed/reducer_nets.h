@@ -11,7 +11,7 @@
 #include "lockstep/distributed/reducer.h"
 #include "lockstep/tests/support/rank_threads.h"
 
-/// What the tests of the Reducer share.
+/// Helpers that the tests of the Reducer share.
 namespace lockstep::testing {
 
 /// Parameters "p0", "p1", ... that require a gradient.
@@ -54,9 +54,9 @@ inline bool all_equal_to(const at::Tensor& tensor, double value) {
   return tensor.defined() && at::equal(tensor, at::full_like(tensor, value));
 }
 
-/// x * p, recomputed in a backward inside the backward, so that the graph hides `p`.
+/// x * p, recomputed in a nested backward, so the graph hides `p`.
 struct Recomputed : torch::autograd::Function<Recomputed> {
-  /// `p` is a pointer, because a tensor would be part of the graph.
+  /// `p` is a pointer because a tensor would become part of the graph.
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const at::Tensor* p) {
     context->save_for_backward({x.detach()});

@@ -1,4 +1,4 @@
-// What the ranks of a Reducer must have alike: every option of it, and those of join().
+// Settings that must be equal on all ranks of a Reducer: all its options, and those of join().
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ using Lines = std::vector<std::string>;
 struct OptionCase {
   ReducerOptions common;  ///< of all ranks but the last
   void (*change)(ReducerOptions& of_last);
-  std::string option, first, last;  ///< its name and the two values, as the error has them
+  std::string option, first, last;  ///< name and values, as in the error
 };
 
 std::vector<OptionCase> option_cases() {

@@ -20,7 +20,7 @@ using testing::CollectiveLog;
 using testing::run_ranks;
 using testing::SmallNet;
 
-/// The buckets of `ddp` as indices into the parameters' order of registration.
+/// The buckets of `ddp` as indices in the registration order of the parameters.
 std::vector<std::vector<size_t>> bucket_indices(const DistributedDataParallel& ddp,
                                                 const SmallNet& net) {
   std::map<std::string, size_t> index;
@@ -34,14 +34,13 @@ std::vector<std::vector<size_t>> bucket_indices(const DistributedDataParallel& d
   return buckets;
 }
 
-/// Gradients and all-reduces (bytes) of three steps with accumulation, as the two must agree on
-/// them.
+/// Gradients and all-reduces (bytes) of three steps with accumulation. Both must agree on them.
 struct Trace {
   std::vector<at::Tensor> gradients;
   std::vector<int64_t> all_reduces;
 };
 
-/// Of ours: the calls of the collective. Of the Reducer: what reached c10d's backend.
+/// For ours: the collective calls. For c10d::Reducer: what reached c10d's backend.
 template <class Log>
 std::vector<int64_t> all_reduces_since(const Log& log, int64_t rank, size_t start) {
   std::vector<int64_t> bytes;
@@ -119,8 +118,8 @@ TEST(ReducerOracle, AveragedGradientsAndCollectivesAreThoseOfC10d) {
                   const Trace theirs = run_reducer(state, backend_log, buckets);
                   ASSERT_EQ(ours.gradients.size(), theirs.gradients.size());
                   for (size_t i = 0; i < ours.gradients.size(); ++i) {
-                    // Both divide by the number of ranks before the sum. Of two ranks the bits are
-                    // the same; more are added in another order.
+                    // Both divide by the number of ranks before the sum. With two ranks the bits
+                    // match; with more ranks, the sum has another order.
                     EXPECT_TRUE(ranks == 2
                                     ? at::equal(ours.gradients[i], theirs.gradients[i])
                                     : at::allclose(ours.gradients[i], theirs.gradients[i], 1e-6))

@@ -80,7 +80,7 @@ TEST(Reducer, R37R38R39GloballyUnusedGradientsStayWhatTheyWere) {
               const auto calls = log.of_rank(state.rank());
               const size_t first = before + (step == 0 ? 1 : 0);  // after the comparison of hooks
               EXPECT_EQ(calls[first].bytes, 20);                  // the bucket
-              EXPECT_EQ(calls[first + 1].bytes, 8);               // who uses what
+              EXPECT_EQ(calls[first + 1].bytes, 8);               // which parameters are used
             }
           },
           {.log = &log});
@@ -229,8 +229,8 @@ TEST(Reducer, R47ASharedParameterMayBeUnused) {
     });
 }
 
-/// The gradient of p0 after three iterations in which `parts` recomputed parts use it, p1 is used
-/// outside of them.
+/// The gradient of p0 after three iterations. `parts` recomputed parts use p0; p1 is used outside
+/// of them.
 double recomputed_gradient(const ParallelState& state, int parts, const ReducerOptions& options) {
   const auto params = named({at::full({2}, 3.), at::ones({2})});
   Reducer reducer(params, replicas(state), options);

@@ -1,5 +1,5 @@
-// Parameters whose use changes between the micro-batches of an iteration, against c10d::Reducer and
-// against plain averages.
+// Parameters whose usage changes between the micro-batches of an iteration, compared with
+// c10d::Reducer and with plain averages.
 
 #include <gtest/gtest.h>
 
@@ -69,7 +69,7 @@ TEST(ReducerUsage, AParameterUsedInsideNoSyncAloneIsAveraged) {
       int64_t of_parameter = 0;
       for (const CollectiveRecord& call : log.of_rank(1))
         if (call.operation == "all_reduce (sum)" && call.bytes == 12) ++of_parameter;
-      EXPECT_EQ(of_parameter, 2);  // its bucket, in each step
+      EXPECT_EQ(of_parameter, 2);  // once in each step, for its bucket
     }
 }
 
@@ -82,7 +82,7 @@ TEST(ReducerUsage, ItCountsWhereAnotherRankAloneHasUsedIt) {
       reduce(reducer, [&] { return linear_loss(params, {0}, 1); });
       EXPECT_TRUE(all_equal_to(params[1].tensor.grad(), 2));
       EXPECT_EQ(reducer.used_counts(), (Counts{3, 1}));
-      // The next iteration begins anew: nobody uses it, it stays to the last bit.
+      // The next iteration starts over: nobody uses it, so it keeps its bits.
       reduce(reducer, [&] { return linear_loss(params, {0}, 1); });
       EXPECT_TRUE(all_equal_to(params[1].tensor.grad(), 2));
       EXPECT_EQ(reducer.used_counts(), (Counts{3, 0}));
@@ -139,14 +139,14 @@ TEST(ReducerUsage, InsideJoinWhatARankUsedBeforeItWaitsHasNoMeaning) {
     });
 }
 
-/// What each rank uses in each backward, and how large its gradient is there.
+/// The parameters that each rank uses in each backward, and the size of its gradient there.
 struct Plan {
   struct Backward {
     Used used;
     double coefficient = 0;
   };
   std::vector<int64_t> numels;
-  bool zeroes = false;                                        ///< the gradients of each step
+  bool zeroes = false;                                        ///< zero gradients in each step
   std::vector<std::vector<std::vector<Backward>>> backwards;  ///< [step][micro-batch][rank]
 };
 
@@ -169,7 +169,7 @@ Plan random_plan(std::mt19937& random, size_t ranks) {
   return plan;
 }
 
-/// The gradients of a rank after each step; NaN stands for an undefined one.
+/// The gradients of a rank after each step; NaN: undefined.
 using GradientTrace = std::vector<std::vector<double>>;
 
 std::vector<double> gradients_of(const std::vector<NamedParameter>& params) {
@@ -183,7 +183,7 @@ std::vector<double> gradients_of(const std::vector<NamedParameter>& params) {
   return result;
 }
 
-/// Runs `plan` with a Reducer of ours or c10d's. `zero` begins a step, `accumulates(loss)` is a
+/// Runs `plan` with our Reducer or c10d's. `zero` begins a step, `accumulates(loss)` runs a
 /// backward that is not reduced, `reduces(loss)` one that is.
 template <class Zero, class Accumulates, class Reduces>
 GradientTrace run_plan(const Plan& plan, size_t rank, const std::vector<NamedParameter>& params,
@@ -228,7 +228,7 @@ GradientTrace run_c10d(const Plan& plan, const ParallelState& state, bool as_vie
   const std::shared_ptr<c10d::Reducer> reducer(new c10d::Reducer(testing::make_c10d_reducer(
       tensors, buckets, replicas(state),
       {.find_unused_parameters = true, .gradient_as_bucket_view = as_view})));
-  const auto logger = std::make_shared<c10d::Logger>(reducer);  // it notes a graph that changes
+  const auto logger = std::make_shared<c10d::Logger>(reducer);  // it records a changing graph
   reducer->set_logger(logger);
   return run_plan(
       plan, static_cast<size_t>(state.rank()), params,
@@ -245,8 +245,8 @@ GradientTrace run_c10d(const Plan& plan, const ParallelState& state, bool as_vie
       });
 }
 
-/// What the gradients are by the definition: the mean over the ranks of what was accumulated, of
-/// each parameter that some rank has used since the reduction before; the others stay.
+/// The gradients by definition: the mean over the ranks of the accumulated gradients, for each
+/// parameter that any rank has used since the previous reduction. The others stay.
 std::vector<GradientTrace> plain_averages(const Plan& plan, size_t ranks) {
   std::vector<std::vector<double>> grads(ranks,
                                          std::vector<double>(plan.numels.size(), std::nan("")));

@@ -102,7 +102,7 @@ TEST(ShardRanges, MisuseIsRefused) {
   EXPECT_THROW(shard_of_bucket(layout.buckets[0], 3, 0), UsageError);
 }
 
-/// Walks the shards of `layout` and asserts that nothing is owned twice or by nobody.
+/// Checks for all shards of `layout` that each element has exactly one owner.
 void check_ownership(const std::vector<LayoutParam>& params, const ParamLayout& layout,
                      int64_t num_shards) {
   std::vector<std::vector<int64_t>> owner;

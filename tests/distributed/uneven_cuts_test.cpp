@@ -1,5 +1,5 @@
-// Ranks of one axis that hold pieces of different sizes, none at all among them: what is reduced
-// across the axis must come out as in one process.
+// Ranks of one axis hold pieces of different sizes, or none at all. Reductions over that axis must
+// give the same results as one process.
 
 #include <gtest/gtest.h>
 
@@ -34,8 +34,8 @@ constexpr auto kSum = GradientState::partial_sum;
 constexpr auto kMean = GradientState::partial_mean;
 constexpr int kSteps = 2;
 
-/// Norms that are partial over tp between tables that it cuts, and the like for experts. Nothing is
-/// cut evenly by two or three ranks.
+/// Norms that are partial over tp, between tables that tp cuts, and the same for experts. Two or
+/// three ranks cut nothing evenly.
 std::vector<WholeParam> cut_model(const RankGrids& grids) {
   std::vector<WholeParam> model = {
       {"norm0", {170}, {.gradient_states = {{tp, kSum}}}},
@@ -64,7 +64,7 @@ std::vector<WholeParam> cut_model(const RankGrids& grids) {
         {prefix + "table", {205 + 102 * stage}, {.placements = {{tp, Shard{0}}}}, stage});
     model.push_back({prefix + "norm", {30}, {.gradient_states = {{tp, kSum}}}, stage});
   }
-  for (WholeParam& param : model)  // the others are on all stages, where their terms are added
+  for (WholeParam& param : model)  // the others are on all stages; their terms are added
     if (!param.stage) param.description.gradient_states[pp] = kSum;
   return model;
 }
@@ -106,10 +106,9 @@ const std::vector<Mode> kModes = {
     {true, true, false, {}},   {true, true, true, 150},    {true, true, true, 330},
 };
 
-/// Bytes of the gradients that a rank sent in the passes over partial gradients, and how often it
-/// was asked for each group.
+/// The gradients that a rank sent in the passes over partial gradients.
 struct Passes {
-  std::map<RankList, std::vector<int64_t>> bytes;  ///< of each message, by group
+  std::map<RankList, std::vector<int64_t>> bytes;  ///< bytes of each message, by group
 };
 
 Passes passes_of(const CollectiveLog& log, int64_t rank) {
@@ -120,7 +119,7 @@ Passes passes_of(const CollectiveLog& log, int64_t rank) {
   return passes;
 }
 
-/// Bytes of the parameters of `model` that are partial over `axis`, as `rank` holds them.
+/// Bytes of those parameters of `model` on `rank` that are partial over `axis`.
 int64_t partial_bytes(const std::vector<WholeParam>& model, MeshAxis axis, const RankGrids& grids,
                       int64_t rank) {
   int64_t numel = 0;
@@ -133,8 +132,8 @@ int64_t partial_bytes(const std::vector<WholeParam>& model, MeshAxis axis, const
   return numel * static_cast<int64_t>(sizeof(double));
 }
 
-/// Every member of a group sends the same messages, and the shards of the data-parallel ranks
-/// together send each gradient once a step.
+/// All members of a group send the same messages, and the shards of the data-parallel ranks
+/// together send each gradient once per step.
 void expect_passes(const CollectiveLog& log, const std::vector<WholeParam>& model,
                    const WorldLayout& layout, const Mode& mode) {
   const RankGrids grids = layout.grids();
@@ -208,8 +207,8 @@ TEST(UnevenCuts, TrainAsInOneProcess) {
     }
 }
 
-/// The parameters of fronts' first report: the shards of both tp ranks are of one size, and hold
-/// other elements.
+/// The parameters of the first report: the shards of both tp ranks have the same size, but hold
+/// different elements.
 TEST(UnevenCuts, ShardsOfOneSizeThatHoldOtherElementsAreNotAddedUp) {
   CollectiveLog log;
   run_ranks(4,
@@ -250,8 +249,8 @@ TEST(UnevenCuts, ShardsOfOneSizeThatHoldOtherElementsAreNotAddedUp) {
   }
 }
 
-/// Where a rank has no row of the table its neighbours lie side by side, as one gradient of more
-/// than 256 KiB, which goes alone.
+/// On a rank without a row of the table, its neighbours are adjacent and form one gradient of more
+/// than 256 KiB, which is sent alone.
 TEST(UnevenCuts, NeighboursOfAnEmptyPieceAreSentAsOnTheOtherRanks) {
   CollectiveLog log;
   run_ranks(2,
@@ -298,8 +297,8 @@ TEST(UnevenCuts, WhereRanksHoldTheSameNothingIsPutApart) {
               {.sizes = {.tensor = 2}});
 }
 
-/// Two parameters of one size that all stages hold, in buffers whose order differs: on the first
-/// stage a parameter comes before them that shares the buffer of the second.
+/// Two parameters of one size on all stages, in buffers whose order differs. Only on the first
+/// stage, an earlier parameter shares the buffer of the second one.
 TEST(UnevenCuts, StagesMayMakeTheirBuffersInAnotherOrder) {
   for (const bool distributed : {false, true})
     run_ranks(4,

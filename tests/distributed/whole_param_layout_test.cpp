@@ -78,7 +78,7 @@ TEST(WholeParamLayout, G58ATiedEmbeddingLiesAloneInTheFirstShard) {
   EXPECT_EQ(layout.slots[2].end, 512);
 }
 
-/// Cost counts, not size: a square matrix is dearer than a long one of as many elements.
+/// Cost counts, not size: a square matrix costs more than a long one with as many elements.
 TEST(WholeParamLayout, MatricesAreDealtOutByTheirWork) {
   const std::vector<LayoutParam> params = {{.numel = 1024, .rows = 1, .columns = 1024},
                                            {.numel = 1024, .rows = 32, .columns = 32},

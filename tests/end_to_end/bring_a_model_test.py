@@ -1,5 +1,5 @@
-"""README's commands that bring a model of Hugging Face: they run as they stand there, on a small random
-Qwen3 with a byte-level tokenizer, and transformers loads what they export. Needs the packages of
+"""Runs README's commands that import a Hugging Face model, word for word, on a small random Qwen3
+with a byte-level tokenizer; transformers loads what they export. Needs the packages of
 scripts/requirements-hugging-face.txt in .venv-hugging-face (scripts/setup hugging-face) or in
 LOCKSTEP_HUGGING_FACE_PYTHON; without them it is skipped."""
 
@@ -15,7 +15,7 @@ from support import BUILD, LOCKSTEP, SOURCE, EndToEnd, clean_environment, metric
 PYTHON = pathlib.Path(os.environ.get("LOCKSTEP_HUGGING_FACE_PYTHON",
                                      SOURCE / ".venv-hugging-face" / "bin" / "python"))
 REASON = "<!-- not run here: needs a downloaded model -->"
-# The rows of the embedding are more than the tokenizer's ids, as in the published models.
+# The embedding has more rows than the tokenizer has ids, as in the published models.
 MAKE = """
 import pathlib, sys, torch, transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -71,7 +71,7 @@ class BringAModel(EndToEnd):
                 "".join(json.dumps({"text": text}) + "\n" for text in part))
         self.python(MAKE, self.folder / "Qwen3-0.6B", SOURCE / "data/alice29.txt")
         (self.folder / "build").symlink_to(BUILD)
-        # The batch and the number of iterations alone are cut down.
+        # Only the batch and the number of iterations are reduced.
         script = commands_of_readme().replace(
             "data.path=runs/corpus", "data.path=runs/corpus --set train.train_iters=3 "
             "--set train.global_batch_size=2 --set train.micro_batch_size=1 --set optimizer.lr=0.01 "
@@ -87,7 +87,7 @@ class BringAModel(EndToEnd):
         loaded = json.loads(self.python(LOAD, self.folder / "runs/tuned-hf",
                                         self.folder / "Qwen3-0.6B"))
         runs = self.folder / "runs"
-        (runs / "qwen").rename(runs / "elsewhere")  # with the tokenizer
+        (runs / "qwen").rename(runs / "elsewhere")  # including the tokenizer
         moved = subprocess.run([LOCKSTEP, "generate", runs / "elsewhere", "--prompt", "Once",
                                 "--max-tokens", "2"], capture_output=True, check=False,
                                env=clean_environment())

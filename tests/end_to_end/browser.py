@@ -1,5 +1,5 @@
-"""Looks at pages and pictures as a browser draws them: a headless Chromium measures the boxes of what a
-page shows and makes a screenshot, whose pixels are read here."""
+"""Examines pages and pictures as a browser draws them: a headless Chromium measures the boxes of a
+page and takes a screenshot, whose pixels are read here."""
 
 import collections
 import html
@@ -18,7 +18,7 @@ HEADLESS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-us
 
 
 def find_browser():
-    """A browser that draws an empty page here, or None."""
+    """Returns a browser that draws an empty page here, or None."""
     for path in filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
         with tempfile.TemporaryDirectory() as profile:
             try:
@@ -35,7 +35,7 @@ BROWSER = find_browser()
 WIDTH, HEIGHT = 1200, 4000
 Box = collections.namedtuple("Box", "left top right bottom name")
 
-# Puts what is measured into the page, from where --dump-dom brings it here.
+# Puts the measurements into the page; --dump-dom returns them from there.
 MEASURE = """<script>
 addEventListener("load", () => {
   const box = (element, name) => {
@@ -61,7 +61,7 @@ addEventListener("load", () => {
 
 
 class Look:
-    """A page, or a drawing on a page of its own, as it is drawn."""
+    """A page as the browser draws it, or a drawing on its own page."""
 
     def __init__(self, text, width=WIDTH):
         if text.lstrip().startswith("<svg") or text.lstrip().startswith("<?xml"):
@@ -92,17 +92,18 @@ class Look:
         return result.stdout.decode()
 
     def shows(self, x, y):
-        """Whether a point is on the page, not in what a section shows only when it is scrolled."""
+        """Returns whether a point is on the page, not in a part of a section that is hidden until
+        it is scrolled."""
         holders = [each for each in self.sections if each.top <= y <= each.bottom]
         return y < len(self.pixels) and all(each.left <= x <= each.right for each in holders)
 
     def color_at(self, x, y):
-        """(red, green, blue) of the screenshot."""
+        """Returns (red, green, blue) of the screenshot."""
         return tuple(self.pixels[int(y)][3 * int(x):3 * int(x) + 3])
 
 
 def overlaps(first, second, slack=1):
-    """Whether two boxes have more than `slack` pixels in common both ways."""
+    """Returns whether two boxes overlap by more than `slack` pixels in both directions."""
     return (min(first.right, second.right) - max(first.left, second.left) > slack
             and min(first.bottom, second.bottom) - max(first.top, second.top) > slack)
 
@@ -113,7 +114,7 @@ def inside(inner, outer, slack=1):
 
 
 def undo_filter(kind, row, above, size):
-    """A row of a PNG file, from its bytes after filter `kind`; `size` bytes are a pixel."""
+    """Decodes a row of a PNG file from its bytes under filter `kind`; a pixel has `size` bytes."""
     if kind == 2:
         row[:] = bytes((byte + up) & 255 for byte, up in zip(row, above))
         return
@@ -131,7 +132,7 @@ def undo_filter(kind, row, above, size):
 
 
 def read_png(data):
-    """The rows of a picture of 8-bit RGB or RGBA, as bytes of RGB."""
+    """Returns the rows of an image of 8-bit RGB or RGBA, as bytes of RGB."""
     width, height, depth, kind = struct.unpack(">IIBB", data[16:26])
     if depth != 8 or kind not in (2, 6):
         raise ValueError(f"a PNG of depth {depth} and color type {kind}")

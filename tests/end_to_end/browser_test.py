@@ -1,4 +1,4 @@
-"""Pages and pictures in a browser: each part is drawn, and nothing lies over something else."""
+"""Pages and pictures in a browser: each part is drawn, and no part covers another."""
 
 import re
 import unittest
@@ -16,13 +16,13 @@ def settings(*fields):
 
 
 def color_of(text):
-    """Of "rgb(1, 2, 3)"; None for one that is transparent."""
+    """Parses "rgb(1, 2, 3)"; returns None for a transparent color."""
     numbers = re.fullmatch(r"rgb\((\d+), (\d+), (\d+)\)", text)
     return tuple(map(int, numbers.groups())) if numbers else None
 
 
 def uncovered_point(box, others):
-    """A point well inside of a box that none of `others` covers; None where there is none."""
+    """Returns a point well inside a box that none of `others` covers; None if there is none."""
     for part in (2, 4, 6, 8):
         x = box.left + (box.right - box.left) / part
         y = (box.top + box.bottom) / 2
@@ -59,7 +59,7 @@ class InABrowser(EndToEnd):
 
     def check_page(self, page, width=1200):
         look = Look(page, width)
-        self.assertLessEqual(look.width, width)  # nobody scrolls sideways
+        self.assertLessEqual(look.width, width)  # no horizontal scrolling
         self.assertEqual([each.name for each in look.sections if each.name in PARTS],
                          [part for part in PARTS if f'<section id="{part}">' in page])
         for i, section in enumerate(look.sections):
@@ -100,7 +100,7 @@ class InABrowser(EndToEnd):
         self.assertNotEqual(moved, page)
         with self.assertRaises(AssertionError):
             self.check_page(moved)
-        with self.assertRaises(AssertionError):  # a part that is there and not drawn
+        with self.assertRaises(AssertionError):  # a part that exists but is not drawn
             self.check_page(page.replace("<rect ", '<rect opacity="0.1" '))
 
     def test_the_pictures_of_readme_and_docs(self):

@@ -1,5 +1,5 @@
-"""Conversations to token ids, against transformers' apply_chat_template on tokenizers that the test
-makes: the ids, and which of them the assistant's messages have. Needs the packages of
+"""Compares conversations as token ids with transformers' apply_chat_template, on tokenizers that
+the test makes: the ids, and which of them belong to the assistant's messages. Needs the packages of
 scripts/requirements-hugging-face.txt in .venv-hugging-face (scripts/setup hugging-face) or in
 LOCKSTEP_HUGGING_FACE_PYTHON; without them it is skipped."""
 
@@ -16,8 +16,8 @@ PYTHON = pathlib.Path(os.environ.get("LOCKSTEP_HUGGING_FACE_PYTHON",
                                      SOURCE / ".venv-hugging-face" / "bin" / "python"))
 ENCODE = BUILD / "tests/encode_conversations"
 
-# Usage: FOLDER. Makes FOLDER/KIND/tokenizer.json and writes FOLDER/KIND.TEMPLATE.json with what
-# transformers gives for each line of FOLDER/lines. What `generation` encloses is the assistant's.
+# Usage: FOLDER. Makes FOLDER/KIND/tokenizer.json and writes FOLDER/KIND.TEMPLATE.json with
+# transformers' results for each line of FOLDER/lines. `generation` encloses the assistant's text.
 TRANSFORMERS = r"""
 import json, pathlib, sys
 from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers,
@@ -96,7 +96,7 @@ PIECES = ["Hello", " world", "\n", "\n\n", "  ", "\t", "don't", "42", "12345", "
 
 
 def conversations(rng):
-    """Lists of messages, with white space and tokens where they hurt."""
+    """Yields lists of messages, with white space and special tokens in difficult places."""
     for _ in range(300):
         messages = []
         if rng.random() < 0.3:
@@ -131,7 +131,7 @@ class ChatTemplates(EndToEnd):
                         self.assertEqual(len(ours["learned"]), len(ids))
                         equal = [int(flag) for flag in ours["learned"]] == learned
                         same, differs = same + equal, differs + (not equal)
-        # Where the text is normalized, which characters a token has is not known here.
+        # With a normalizer we do not know here which characters a token covers.
         self.assertGreater(same, 0.98 * (same + differs), f"{differs} of {same + differs} differ")
 
     def encoded(self, template, tokenizer, lines):

@@ -1,4 +1,4 @@
-"""Checkpoints as a user has them: resume, another number of ranks, damage, evaluate, a full disk."""
+"""Checkpoints as users have them: resume, other numbers of ranks, damage, evaluate, a full disk."""
 
 import json
 import math
@@ -47,7 +47,7 @@ class Checkpoints(EndToEnd):
             self.assertEqual(losses(parts), losses(whole))
             self.assertEqual(metrics(parts)[1][-1]["validation_loss"],
                              metrics(whole)[1][-1]["validation_loss"])
-            # Nothing is left to do: nothing changes.
+            # Nothing is left to train: nothing changes.
             before = (parts / "metrics.jsonl").read_bytes()
             self.train(name, *common, ranks=ranks)
             self.assertEqual((parts / "metrics.jsonl").read_bytes(), before)
@@ -83,7 +83,7 @@ class Checkpoints(EndToEnd):
                          ["latest", "step_10", "step_12", "step_8"])
 
     def start_endless(self, output):
-        """A run that has begun, and the command that goes on after it."""
+        """Starts a run; returns it once it trains, and the command that resumes it."""
         command = [LOCKSTEP, "train", self.config, "--output", output,
                    "--set", f"checkpoint.load={output / 'checkpoint'}",
                    "--set", "checkpoint.load_if_present=true"]
@@ -181,7 +181,7 @@ class Checkpoints(EndToEnd):
         found = json.loads(result.stdout)
         self.assertFalse(found["ok"])
         self.assertEqual(found["damage"][0]["file"], str(shard))
-        # The block has many tensors, and its checksum does not tell them apart.
+        # The block has many tensors, and its checksum cannot tell which one is damaged.
         self.assertRegex(result.stderr.decode(), r"tensor '[\w.]+': bytes 0 to \d+ do not match the "
                          r"checksum in the manifest \(\d+ other tensors in these bytes, too\)")
         commands = (("generate", folder, "--prompt", "7"),
@@ -208,7 +208,7 @@ class Checkpoints(EndToEnd):
         self.assertIn("checksum", found["damage"][0]["message"])
 
     def test_a_doubtful_newest_checkpoint_is_noted_by_whoever_uses_it(self):
-        """A bit of the first name in `latest` has flipped, so that the one before it counts."""
+        """A bit of the first name in `latest` has flipped, so the checkpoint before it counts."""
         output, _ = self.train("out", "checkpoint.save_interval=6", "checkpoint.keep=2")
         folder = output / "checkpoint"
         requests = self.folder / "requests.jsonl"
@@ -254,7 +254,7 @@ class Checkpoints(EndToEnd):
 
     def test_a_full_disk_leaves_the_last_checkpoint(self):
         output, _ = self.train("out", "train.train_iters=4", "optimizer.lr_decay_iters=12")
-        limit = 20_000  # bytes of a file, less than a checkpoint needs
+        limit = 20_000  # bytes per file, less than a checkpoint needs
         command = [LOCKSTEP, "train", self.config, "--output", output, "--set",
                    f"checkpoint.load={output / 'checkpoint'}", "--set",
                    "checkpoint.save_interval=4"]

@@ -1,4 +1,4 @@
-"""The command line: help, arguments that cannot be used, doctor, the configuration."""
+"""The command line: help, unusable arguments, doctor, the configuration."""
 
 import itertools
 import json
@@ -244,7 +244,7 @@ class CommandLine(EndToEnd):
         wrong = run(LOCKSTEP, "doctor", "--json", LOCKSTEP_DIRECT_MEMORY=2)
         self.assertEqual(off.returncode, 0)
         off = json.loads(off.stdout)["network"]["direct_memory"]
-        if "LOCKSTEP_HOST_TRANSPORT=OFF" in reported:  # the build knows no such variable
+        if "LOCKSTEP_HOST_TRANSPORT=OFF" in reported:  # this build does not have the variable
             self.assertEqual(reported, "no (this build has no host transport, "
                              "LOCKSTEP_HOST_TRANSPORT=OFF); ranks of this host send messages")
             self.assertEqual((off, wrong.returncode), (reported, 0))

@@ -1,4 +1,4 @@
-"""The completions of bash and zsh, run by these shells."""
+"""The completions of bash and zsh, run by the shells themselves."""
 
 import re
 import shutil
@@ -7,7 +7,7 @@ import unittest
 
 from support import LOCKSTEP, EndToEnd, run
 
-# A dot ends what is offered at each of the lines.
+# A dot ends the completions of each line.
 BASH = """
 source "$1"
 compopt() { :; }
@@ -18,7 +18,7 @@ for COMP_LINE in "${@:3}"; do
   printf '%s\\n' "${COMPREPLY[@]}" .
 done
 """
-# compadd and its companions work inside of zsh's own completion only.
+# compadd and its companions only work inside zsh's own completion.
 ZSH = """
 compdef() { : }
 compset() { : }
@@ -48,7 +48,7 @@ class Completion(EndToEnd):
         (self.folder / "other").touch()
 
     def bash_each(self, lines, breaks=""):
-        """What bash offers at the end of each of `lines`."""
+        """Returns bash's completions at the end of each of `lines`."""
         result = subprocess.run(["bash", "--norc", "-c", BASH, "bash", self.folder / "bash", breaks,
                                  *lines], capture_output=True, text=True, check=True,
                                 cwd=self.folder)
@@ -106,7 +106,7 @@ class Completion(EndToEnd):
         self.assertEqual(self.bash("lockstep train --set a=b --set data.sp"), ["data.split="])
 
     def configs(self):
-        """The names that `lockstep configs` lists."""
+        """Returns the names that `lockstep configs` lists."""
         names = [line.split()[0] for line in run(LOCKSTEP, "configs").stdout.decode().splitlines()]
         self.assertIn("tiny", names)
         return names
@@ -118,7 +118,7 @@ class Completion(EndToEnd):
     def test_values_of_options_and_files(self):
         self.assertEqual(self.bash("lockstep plan schedule --schedule "),
                          ["1f1b", "gpipe", "zb-h1"])
-        self.assertEqual(self.bash("lockstep plan schedule --svg "), [])  # bash's own: all files
+        self.assertEqual(self.bash("lockstep plan schedule --svg "), [])  # bash offers all files
         files = ["small.textproto", "some.textproto"]
         self.assertEqual(self.bash("lockstep train "), [*self.configs(), *files])
         self.assertEqual(self.bash("lockstep train ti"), ["tiny"])

@@ -1,4 +1,4 @@
-"""Which processes load libtorch's library for CUDA, and what they do where they cannot."""
+"""Which processes load libtorch's CUDA library, and what they do if they cannot."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from support import BUILD, LOCKSTEP, SMALL, run
 WITH_CUDA = "set(LOCKSTEP_TORCH_CUDA ON)" in (BUILD / "LockstepConfig.cmake").read_text()
 SANITIZED = not re.search(r"^LOCKSTEP_SANITIZE:STRING=$", (BUILD / "CMakeCache.txt").read_text(),
                           re.M)
-# Loads one of our libraries as a program does that is linked with it, then tells what is there.
+# Loads our libraries as a program that is linked with them does, then prints what was loaded.
 LOADER = """
 import ctypes, sys
 for name in sys.argv[1:]:
@@ -45,7 +45,7 @@ class CudaLibrariesTest(unittest.TestCase):
         return result.stdout == b"True\n"
 
     def a_driver(self):
-        """A folder with a driver that knows no device."""
+        """Returns a folder with a driver that has no device."""
         folder = self.folder / "driver"
         folder.mkdir()
         subprocess.run(["c++", "-shared", "-x", "c++", os.devnull, "-o", folder / "libcuda.so.1"],
@@ -61,7 +61,7 @@ class CudaLibrariesTest(unittest.TestCase):
                    f"train.device={device}", "--output", self.folder / "run", **environment)
 
     def a_copy(self, **others):
-        """A folder with our libraries, of which some are `others` or, if None, not there."""
+        """Returns a folder with our libraries; `others` replaces some (None: removes them)."""
         copy = self.folder / "lib"
         copy.mkdir(exist_ok=True)
         for library in (BUILD / "lib").iterdir():
@@ -102,7 +102,7 @@ class CudaLibrariesTest(unittest.TestCase):
                           "1", result.stderr.decode())
 
     def test_a_libtorch_without_cuda(self):
-        """As the wheels for CPUs alone: refused where there is a driver, and no matter elsewhere."""
+        """As in the CPU-only wheels: refused if there is a driver, otherwise no problem."""
         torch = re.search(r"^LOCKSTEP_TORCH_ROOT:PATH=(.*)$",
                           (BUILD / "CMakeCache.txt").read_text(), re.M)[1]
         folder = self.folder / "torch"
@@ -125,7 +125,7 @@ class CudaLibrariesTest(unittest.TestCase):
             self.assertEqual(doctor.returncode, 0, doctor.stderr.decode())
 
     def test_a_part_that_cannot_be_loaded_is_named(self):
-        """Beside a copy of our libraries lies a file that is none."""
+        """In a copy of our libraries, one file is not a library."""
         for part in PARTS:
             name = f"liblockstep_{part}_cuda"
             copy = self.a_copy(**{name: "no library"})
@@ -139,7 +139,7 @@ class CudaLibrariesTest(unittest.TestCase):
             self.assertEqual(result.returncode, 0, result.stderr.decode())
 
     def test_why_there_is_no_cuda(self):
-        """Told where it is asked for, and by doctor."""
+        """The reason is given by a run that needs CUDA, and by doctor."""
         broken = self.folder / "broken"
         broken.mkdir()
         (broken / "libcuda.so.1").write_text("no library")

@@ -1,5 +1,5 @@
-"""lockstep data build on JSON lines and compressed files, lockstep data merge, and training on sets of
-their own for validation and test, or on none."""
+"""lockstep data build on JSON lines and compressed files, lockstep data merge, and training with
+separate validation and test sets, or with none."""
 
 import ctypes
 import gzip
@@ -61,7 +61,7 @@ class DataLines(EndToEnd):
             for _ in range(64):
                 file.write(part)
             file.write(b'"}\n{"text": "b"}\n')
-        sanitized = b"__asan_init" in LOCKSTEP.read_bytes()  # they reserve terabytes
+        sanitized = b"__asan_init" in LOCKSTEP.read_bytes()  # sanitizers reserve terabytes
         limit = resource.RLIM_INFINITY if sanitized else 64 * len(part)
         result = subprocess.run(
             [LOCKSTEP, "data", "build", "--input", path, "--tokenizer", "byte", "--output",

@@ -1,4 +1,4 @@
-"""lockstep data, and training on what it builds."""
+"""lockstep data, and training on the data sets that it builds."""
 
 import json
 import os
@@ -18,7 +18,7 @@ GPT2 = SOURCE / "data/gpt2"
 
 
 def read_dataset(prefix):
-    """(dtype code, documents as lists of ids) of a set with one sequence a document."""
+    """Returns (dtype code, documents as lists of ids) of a set with one sequence per document."""
     idx = pathlib.Path(f"{prefix}.idx").read_bytes()
     data = pathlib.Path(f"{prefix}.bin").read_bytes()
     magic, version, code, sequences, bounds = struct.unpack_from("<9sQBQQ", idx)
@@ -74,7 +74,7 @@ class Data(EndToEnd):
         with open(big, "wb") as file:
             for _ in range(64):
                 file.write(line * 2**15)
-        sanitized = b"__asan_init" in LOCKSTEP.read_bytes()  # they reserve terabytes
+        sanitized = b"__asan_init" in LOCKSTEP.read_bytes()  # sanitizers reserve terabytes
         limit = resource.RLIM_INFINITY if sanitized else big.stat().st_size
         result = subprocess.run(
             [LOCKSTEP, "data", "build", "--input", big, "--tokenizer", "byte", "--output",
@@ -251,7 +251,7 @@ class Data(EndToEnd):
             self.assertEqual(result.returncode, 0, result.stderr)
             consumed += [line["consumed_samples"] for line in metrics(output)[0]]
         self.assertEqual(consumed, [2, 4, 6, 10, 14, 22, 30, 38, 46, 54, 62, 70])
-        # What the checkpoint has kept of the configuration is one too.
+        # The configuration in the checkpoint is a valid one, too.
         result = run(LOCKSTEP, "evaluate", folder, "--input", text)
         self.assertEqual(result.returncode, 0, result.stderr)
 
@@ -259,7 +259,7 @@ class Data(EndToEnd):
         for name in "ab":
             self.build(self.write(name, b"".join(b"%s%d " % (name.encode(), i * i)
                                                  for i in range(150))), output=f"set_{name}")
-        # An epoch of the first set ends on the way.
+        # An epoch of the first set ends during the run.
         self.write_config([self.folder / "set_a", self.folder / "set_b"], 'blend: "3,1"')
         fields = ["train.rampup_batch_size=2 2 20", "train.eval_iters=0", "train.deterministic=true"]
         result, whole = self.train(None, *fields)

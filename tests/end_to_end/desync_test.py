@@ -1,4 +1,4 @@
-"""Ranks that lose step, as real processes: all others say which rank did what instead."""
+"""Ranks that get out of step, as real processes: all others say which rank did what instead."""
 
 import json
 import signal
@@ -14,7 +14,7 @@ RANKS = 3
 
 class Desync(Ranks):
     def outcome(self, mistake):
-        """(exit status, standard error) of each rank."""
+        """Returns (exit status, standard error) of each rank."""
         port = free_port()
         processes = []
         for rank in range(RANKS):

@@ -1,5 +1,5 @@
-"""A run that diverges ends with status 4, keeps its last good checkpoint and says which that is;
-weights that are not finite are refused by name."""
+"""A run that diverges ends with status 4, keeps its last good checkpoint and names it; weights that
+are not finite are refused by name."""
 
 import json
 import pathlib
@@ -10,10 +10,10 @@ import zlib
 
 from support import LOCKSTEP, Ranks, metrics, run, torchrun
 
-# Every gradient overflows, while the loss is finite.
+# Every gradient overflows, but the loss is finite.
 OVERFLOW = ("train.precision=fp16", "optimizer.loss_scale=1e12")
 NO_OVERFLOW = ("train.precision=fp16", "optimizer.loss_scale=1")
-# Weights of about 1e18 after the first step, whose loss is no number in the second.
+# Weights of about 1e18 after the first step; their loss in the second step is not a number.
 EXPLOSION = ("optimizer.optimizer=sgd", "optimizer.lr=1e20", "optimizer.clip_grad=0")
 # Infinite weights after a step whose gradients are finite.
 INFINITE = (*EXPLOSION, "optimizer.weight_decay=1e30", "train.eval_iters=0")
@@ -89,18 +89,18 @@ class Divergence(Ranks):
         self.assertEqual([line["iteration"] for line in lines], list(range(1, 11)))
         self.assertEqual([line["skipped"] for line in lines], [False] * 4 + [True] * 6)
         self.assertEqual(self.steps(), ["step_3", "step_4", "step_8", "step_9"])
-        # A run that is started again and again goes on counting.
+        # A restarted run continues the count.
         self.assert_failed(self.train(*OVERFLOW, *going_on), 4, ending)
         self.assertEqual(self.steps(), ["step_3", "step_4", "step_8", "step_9"])
         self.assertEqual(metrics(self.output)[0][:9], lines[:9])
-        # From the good one it goes on, and once a step is good the others go.
+        # It resumes from the good checkpoint; after a good step the others are removed.
         result = self.train(*NO_OVERFLOW, *saving, "train.train_iters=7",
                             f"checkpoint.load={self.checkpoints}/step_4")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(self.steps(), ["step_6", "step_7"])
 
     def test_weights_whose_gradient_is_never_finite_are_not_named_as_good(self):
-        """After some steps the loss of the weights is finite and its gradient is not."""
+        """After some steps, the loss of the weights is finite but its gradient is not."""
         saving = ("checkpoint.save_interval=1", "checkpoint.keep=1", "train.eval_iters=0")
         for saves in ((), ("checkpoint.async_save=true",)):
             result = self.train(*GENTLE, *saving, *saves, "train.train_iters=4")
@@ -122,7 +122,7 @@ class Divergence(Ranks):
                              [False] * (first - 1) + [True] * 6)
             kept = sorted(f"step_{step}" for step in (first - 2, first - 1, first + 4))
             self.assertEqual(self.steps(), kept)
-            self.assert_failed(self.train(*going_on), 4, ending)  # it goes on counting
+            self.assert_failed(self.train(*going_on), 4, ending)  # it continues the count
             result = self.train(*GENTLE, *saving, *saves, f"checkpoint.load={good}",
                                 f"train.train_iters={first}")
             self.assertEqual(result.returncode, 0, result.stderr)
@@ -130,7 +130,7 @@ class Divergence(Ranks):
             self.checkpoints.rename(self.folder / f"done{len(saves)}")
 
     def test_a_save_for_a_signal_leaves_the_checkpoint_before_it(self):
-        """Its weights have given no loss yet."""
+        """No loss of its weights is known yet."""
         process = self.start(1, "--output", self.output, *settings(
             *GENTLE, "checkpoint.save_interval=1", "checkpoint.keep=1", "train.eval_iters=0",
             "train.train_iters=1000000"))[0]
@@ -141,7 +141,7 @@ class Divergence(Ranks):
         self.assertEqual(self.steps(), sorted([f"step_{last - 1}", f"step_{last}"]))
 
     def test_a_good_step_starts_the_count_anew(self):
-        # The scale begins 2^9 times too large, so that nine steps or so are skipped.
+        # The initial scale is 2^9 times too large, so about nine steps are skipped.
         fitting = ("train.precision=fp16", "optimizer.initial_loss_scale=1e10",
                    "optimizer.hysteresis=1", "train.train_iters=40")
         result = self.train(*fitting)
@@ -195,7 +195,7 @@ class Divergence(Ranks):
         self.assertIn("lockstep: rank 0: training diverged: rank ", errors[0])
 
     def poison(self, step):
-        """Puts NaN into a checkpoint whose checksums are right. Returns the tensor's name."""
+        """Puts a NaN into a checkpoint and corrects the checksums. Returns the tensor's name."""
         shard, manifest = step / "rank_00000.safetensors", step / "manifest.textproto"
         content = bytearray(shard.read_bytes())
         before = zlib.crc32(content)

@@ -1,4 +1,4 @@
-"""checkpoint.in_memory_replicas: ranks that stay resume from copies of the state in their memory.
+"""checkpoint.in_memory_replicas: surviving ranks resume from copies of the state in their memory.
 
 LOCKSTEP_ELASTIC_SEED sets when which ranks are killed (default 1)."""
 
@@ -16,19 +16,19 @@ IN_MEMORY = "loaded the ranks' memory, iteration "
 
 class Copies(Elastic):
     def begin(self, ranks, *pairs, without="checkpoint.save_interval", **more):
-        """Without checkpoints on disk, unless another setting is left out."""
+        """Starts a run without checkpoints on disk, unless `without` names another setting."""
         super().begin(ranks, *COPIES, *pairs, without=without, **more)
 
     def loaded(self, number):
-        """The iteration from which round `number`, from 1, has resumed; from the ranks' memory."""
+        """Returns the iteration from which round `number` (from 1) resumed, from memory."""
         told = re.findall(r"loaded (.*), iteration (\d+)", self.told())
         self.assertEqual(len(told), number, self.told())
         self.assertEqual(told[-1][0], "the ranks' memory", self.told())
         return int(told[-1][1])
 
     def lose(self, number, *victims):
-        """Kills them in the middle of the run; no step that all ranks have copied is made again.
-        Rank 0 tells of a step before the ranks copy it."""
+        """Kills ranks during the run. No step that all ranks have copied is repeated. Rank 0
+        reports a step before the ranks copy it."""
         self.wait_for_iteration(self.last_iteration() + self.random.randint(2, 12))
         time.sleep(self.random.uniform(0, 0.05))
         at = self.last_iteration()
@@ -37,7 +37,7 @@ class Copies(Elastic):
         self.assertGreaterEqual(self.loaded(number), at - 1)
 
     def check_replaced(self, ranks, *pairs, losses, replicas=1):
-        """One after the other of `losses`, lists of ranks, is lost and replaced."""
+        """Each of `losses`, lists of ranks, is lost and replaced, one after the other."""
         self.begin(ranks, f"checkpoint.in_memory_replicas={replicas}", *pairs,
                    options=("--max-restarts", 9))
         self.wait_for_round(0)
@@ -122,7 +122,7 @@ class Replacements(Copies):
         self.check_bit_for_bit(3)
 
     def lose_after_disk(self):
-        """The next loss finds new copies."""
+        """The next loss resumes from new copies."""
         self.wait_for_iteration(self.last_iteration() + 5)
         self.kill(self.of_rank(self.ranks(), 2))
         self.wait_for_round(2)

@@ -1,5 +1,5 @@
-"""train.elastic = dp when signals stop or end ranks, spares and the launcher itself: what goes on,
-with which status the launcher ends, and what it says.
+"""train.elastic = dp when signals stop or end ranks, spares and the launcher itself: what
+continues, with which status the launcher ends, and what it says.
 
 LOCKSTEP_ELASTIC_SEED sets when ranks are killed (default 1)."""
 

@@ -1,4 +1,4 @@
-"""lockstep launch --spares: processes that wait take the place of lost ranks, without a restart.
+"""lockstep launch --spares: waiting processes replace lost ranks, without a restart.
 
 LOCKSTEP_ELASTIC_SEED sets when which ranks are killed (default 1)."""
 
@@ -26,7 +26,7 @@ class Spares(Elastic):
         return [pid for pid in self.ranks() if variable(pid, "LOCKSTEP_SPARE_OF")]
 
     def trains(self, pid):
-        """A process that waits takes no time of a processor."""
+        """Returns whether a process uses processor time; a waiting one uses none."""
         def ticks():
             fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
             return int(fields[11]) + int(fields[12])
@@ -35,7 +35,7 @@ class Spares(Elastic):
         return ticks() > before
 
     def lose(self, number, *victims):
-        """Kills them in the middle of the run; round `number` begins."""
+        """Kills ranks during the run; round `number` begins."""
         self.wait_for_iteration(self.last_iteration() + self.random.randint(3, 9))
         time.sleep(self.random.uniform(0, 0.05))
         before = self.ranks()
@@ -46,7 +46,7 @@ class Spares(Elastic):
 
 class TakingPart(Spares):
     def test_spares_replace_ranks_bit_for_bit_until_none_is_left(self):
-        """Without a restart. Then fewer ranks go on."""
+        """Without a restart. After that, fewer ranks continue."""
         self.begin(3, options=("--spares", 2), iterations=600)
         self.wait_for_round(0)
         ranks = self.ranks()
@@ -54,7 +54,7 @@ class TakingPart(Spares):
         self.assertEqual([variable(pid, "LOCKSTEP_SPARE_OF") for pid in spares], ["3", "3"])
         self.wait_for(lambda: not self.trains(spares[0]))
         left = self.lose(1, ranks[1])
-        self.assertEqual(sorted(left), sorted(set(ranks) - {ranks[1]}))  # nothing new
+        self.assertEqual(sorted(left), sorted(set(ranks) - {ranks[1]}))  # no new process
         self.assertTrue(self.trains(spares[0]) or self.trains(spares[1]))
         left = self.lose(2, ranks[0])
         self.assertEqual(sorted(left), sorted([ranks[2], *spares]))
@@ -77,7 +77,7 @@ class TakingPart(Spares):
         left = self.lose(1, *victims)
         self.assertIn("ranks that stay: 3, that start anew: 1 (restart 1 of 1)", self.told())
         self.assertEqual([pid for pid in spares if pid in left], spares)
-        self.wait_for(lambda: len(self.spares()) == 4)  # of the first ones, and as many new ones
+        self.wait_for(lambda: len(self.spares()) == 4)  # two of the first ones, and two new ones
         self.lose(2, spares[1])
         self.assertIn("ranks that stay: 3, spares that take part: 1", self.told())
         self.check_done()
@@ -164,7 +164,7 @@ class Waiting(Spares):
         self.begin(2, options=("--spares", 1), iterations=600)
         self.wait_for_round(0)
         spare = self.spares()[0]
-        self.wait_for(lambda: not self.trains(spare))  # it is there
+        self.wait_for(lambda: not self.trains(spare))  # it is ready
         self.kill(spare)
         told = f"a spare rank (process {spare}) was killed by signal 9"
         self.wait_for(lambda: told in self.told())
@@ -173,7 +173,7 @@ class Waiting(Spares):
         self.check_bit_for_bit(2, iterations=600)
 
     def end_in_time(self, spare, iterations, seconds=8):
-        """The run ends after its last line, before processes that do not end are killed."""
+        """The run ends after its last line, before the time at which stuck processes are killed."""
         self.wait_for_iteration(iterations)
         began = time.monotonic()
         self.check_done()
@@ -193,8 +193,8 @@ class Waiting(Spares):
                 self.end_in_time(spare, iterations)
 
     def slow_spares(self, seconds):
-        """A program whose spares take so long to start. They wait at a pipe, because the program
-        `sleep` would outlive a shell that is killed."""
+        """Returns a program whose spares take `seconds` to start. They wait at a pipe, because a
+        `sleep` process would outlive a shell that is killed."""
         path, pipe = self.folder / "slow", self.folder / "pipe"
         os.mkfifo(pipe)
         path.write_text(f"""#!/bin/bash

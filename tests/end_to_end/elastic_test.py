@@ -1,5 +1,5 @@
-"""train.elastic = dp: ranks that have lost others stay in their processes, meet again and go on from
-the newest checkpoint: with new processes in the lost ranks' places, or on fewer ranks.
+"""train.elastic = dp: ranks that lose others keep their processes, meet again and resume from the
+newest checkpoint, with new processes in the lost ranks' places or on fewer ranks.
 
 LOCKSTEP_ELASTIC_SEED sets when which ranks are killed (default 1)."""
 
@@ -19,7 +19,7 @@ from support import LOCKSTEP, EndToEnd, clean_environment, end, metrics, run, to
 
 SEED = int(os.environ.get("LOCKSTEP_ELASTIC_SEED", "1"))
 TIMEOUT = 6  # seconds for which ranks wait for each other
-# Batches for 4, 3, 2 and 1 data-parallel ranks; a learning rate that does not multiply rounding.
+# A batch for 4, 3, 2 and 1 data-parallel ranks; a learning rate that does not amplify rounding.
 COMMON = ("train.elastic=dp", "train.precision=fp64", "optimizer.lr=0.002", "train.eval_iters=0",
           "train.micro_batch_size=1", "train.global_batch_size=12", "train.log_interval=1",
           "checkpoint.save_interval=4", f"parallel.distributed_timeout_seconds={TIMEOUT}")
@@ -37,7 +37,7 @@ def numbers_of(output):
 
 
 class Elastic(EndToEnd):
-    made = {}  # numbers of undisturbed runs, which all tests share
+    made = {}  # numbers of undisturbed runs, shared by all tests
 
     def setUp(self):
         super().setUp()
@@ -68,12 +68,12 @@ class Elastic(EndToEnd):
             time.sleep(0.002)
 
     def ranks(self):
-        """The processes of the ranks that run, in the order of their start."""
+        """Returns the processes of the running ranks, in the order of their start."""
         children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return [pid for pid in map(int, children.read_text().split()) if alive(pid)]
 
     def of_rank(self, ranks, rank):
-        """The newest of the processes that were started as that rank."""
+        """Returns the newest of the processes that were started as that rank."""
         return [pid for pid in ranks
                 if f"\0RANK={rank}\0" in pathlib.Path(f"/proc/{pid}/environ").read_text()][-1]
 
@@ -87,7 +87,7 @@ class Elastic(EndToEnd):
         self.wait_for(lambda: self.last_iteration() >= least)
 
     def wait_for_round(self, number):
-        """Until the run trains in round `number`, from 0."""
+        """Waits until the run trains in round `number`, from 0."""
         self.wait_for(lambda: self.told().count("training ") > number
                       and "iteration" in self.told().rsplit("training ", 1)[1])
 
@@ -101,7 +101,7 @@ class Elastic(EndToEnd):
                           if ".partial" in path.name or path.name == "lock"], [])
 
     def undisturbed(self, ranks, *pairs, iterations=100):
-        """The numbers of a run that nothing happens to."""
+        """Returns the numbers of an undisturbed run."""
         key = (ranks, pairs, iterations)
         if key not in self.made:
             self.made[key] = self.make_undisturbed(ranks, *pairs, iterations=iterations)
@@ -116,7 +116,7 @@ class Elastic(EndToEnd):
         return numbers_of(output)
 
     def check_like_one_process(self, *pairs, iterations=100):
-        """What the run tells is, to 1e-12, what one process tells that nothing happens to."""
+        """Losses equal those of one undisturbed process to 1e-12, gradient norms to 1e-11."""
         found, wanted = numbers_of(self.output), self.undisturbed(1, *pairs, iterations=iterations)
         self.assertEqual(len(found), len(wanted))
         for line, other in zip(found, wanted):
@@ -129,14 +129,14 @@ class Elastic(EndToEnd):
                          self.undisturbed(ranks, *pairs, iterations=iterations))
 
     def check_stay(self, before, *lost):
-        """All of `before` run in the end of the round but those that were lost."""
+        """All of `before` but the lost ones are still running."""
         after = self.ranks()
         self.assertEqual([pid for pid in before if pid not in lost],
                          [pid for pid in after if pid in before], self.told())
         return after
 
     def check_failure_without_loss(self, *options):
-        """Twice a weight of one rank differs; one restart is allowed."""
+        """Flips a bit of a weight on one rank, twice; one restart is allowed."""
         self.begin(3, "optimizer.lr=0", "optimizer.min_lr=0", "train.replica_check_interval=1",
                    options=("--max-restarts", 1, *options), iterations=100000)
         self.wait_for_iteration(8)
@@ -272,8 +272,8 @@ class Replacements(Elastic):
             self.wait_for(lambda number=number: f"(restart {number + 1} of 9)" in self.told())
             self.wait_for_round(number + 1)
             self.check_stay(ranks, *lost)
-        # A save under way, and workers that were not needed yet, count for a few; a round that left
-        # its groups behind would add 17 descriptors and 7 threads.
+        # A save in progress, and workers that were not needed before, account for a few; a round
+        # that left its groups behind would add 17 descriptors and 7 threads.
         for descriptors, threads in states[2:]:
             self.assertLessEqual(descriptors, states[1][0] + 5, states)
             self.assertLessEqual(threads, states[1][1] + 5, states)
@@ -311,7 +311,7 @@ class Replacements(Elastic):
         self.kill(self.of_rank(ranks, 1))
         self.wait_for(lambda: new.extend(set(self.ranks()).difference(ranks)) or new)
         time.sleep(self.random.uniform(0, 0.5))
-        self.kill(new[0])  # while the ranks meet, or read the checkpoint, or after it
+        self.kill(new[0])  # while the ranks meet, read the checkpoint, or later
         self.check_done()
         self.assertIn("going on with 2 ranks (before: 3, spare: 0)", self.told())
         self.check_like_one_process()

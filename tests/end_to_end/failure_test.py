@@ -1,4 +1,4 @@
-"""Ranks that must not meet: real processes, started by hand, without a launcher."""
+"""Ranks that must not form a group: real processes, started by hand, without a launcher."""
 
 import pathlib
 import re
@@ -13,7 +13,7 @@ LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 
 
 def listening(process):
-    """The local addresses at which a process listens, as /proc spells them."""
+    """Returns the local addresses at which a process listens, as written in /proc."""
     own = {str(entry.readlink()) for entry in pathlib.Path(f"/proc/{process.pid}/fd").iterdir()}
     addresses = []
     for table in ("tcp", "tcp6"):

@@ -1,7 +1,7 @@
-"""Ranks that stop, die or lose their network, and launchers that go: every other rank ends in time
-and names the rank first. Real processes, started by hand, so that no launcher ends the others.
+"""Ranks that stop, die or lose their network, and launchers that disappear: every other rank ends
+in time and names the rank first. Real processes, started by hand: no launcher ends the others.
 
-LOCKSTEP_FAULTS=all takes every rank of 2, 3 and 4 in every phase, with either kind of store."""
+LOCKSTEP_FAULTS=all tries every rank of 2, 3 and 4 in every phase, with either kind of store."""
 
 import concurrent.futures
 import os
@@ -21,9 +21,9 @@ import uuid
 from support import LOCKSTEP, TORCHRUN, Ranks, clean_environment, end, metrics
 
 ALL = os.environ.get("LOCKSTEP_FAULTS") == "all"
-TIMEOUT = 5  # seconds, of runs with a rank that stops
-LONG = 60    # of runs with a rank that dies, which nobody needs to wait for
-SLACK = 15   # for a machine that does other things as well
+TIMEOUT = 5  # seconds, in runs with a rank that stops
+LONG = 60    # in runs with a rank that dies; nobody needs to wait for it
+SLACK = 15   # for a machine with other work
 ENDLESS = ("--set", "train.train_iters=1000000", "--set", "train.eval_iters=0",
            "--set", "train.global_batch_size=24")
 LAYOUTS = {
@@ -32,7 +32,7 @@ LAYOUTS = {
     "pp": ("--set", "parallel.pipeline_model_parallel_size=2", "--set", "model.num_layers=2"),
     "cp": ("--set", "parallel.context_parallel_size=2")}
 SAVING = ("--set", "checkpoint.save_interval=1", "--set", "checkpoint.keep=1")
-# Serves the store as torchrun's agent does.
+# Serves the store like torchrun's agent.
 AGENT = """import time, torch.distributed as d
 store = d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 print(store.port, flush=True)
@@ -40,7 +40,7 @@ time.sleep(1e6)"""
 
 
 def at_once(test, cases, body, width):
-    """body(*case) of each case, `width` of them at a time; the joined lists that they return."""
+    """Runs body(*case) for each case, `width` at a time; joins the lists that they return."""
     results = []
     with concurrent.futures.ThreadPoolExecutor(width) as pool:
         for case, future in [(case, pool.submit(body, *case)) for case in cases]:
@@ -54,8 +54,8 @@ def command(*arguments):
 
 
 def quiet_port():
-    """A free port that no other run is given for a connection meanwhile, as those of the system's
-    own choice may be."""
+    """Returns a free port outside the range from which the system picks ports for connections of
+    other runs."""
     while True:
         port = random.randrange(10000, 30000)
         with socket.socket() as probe:
@@ -71,11 +71,11 @@ def sockets_of(process):
         folder = pathlib.Path(f"/proc/{process.pid}/fd")
         return sum(os.readlink(entry).startswith("socket:") for entry in folder.iterdir())
     except OSError:
-        return 0  # one was closed meanwhile
+        return 0  # a socket was closed meanwhile
 
 
 class Run:
-    """Some ranks of one run, the time at which something happens to them, and how they end."""
+    """Some ranks of one run, and how they end."""
 
     def __init__(self, test, ranks, arguments, timeout, agent=None, **start):
         self.output = test.folder / str(uuid.uuid4())[:8]
@@ -99,8 +99,8 @@ class Run:
             time.sleep(0.002)
 
     def wait_for_claims(self, rank_0_serves):
-        """Until each process has the two connections to the store of a rank that has claimed its
-        place. Rank 0 listens, and holds both ends of its own, where it serves the store."""
+        """Waits until each process has the two store connections of a rank that has claimed its
+        place. If rank 0 serves it, it also listens and holds both ends of its own connections."""
         others = len(self.processes) - 1
         needed = [5 + 2 * others if rank_0_serves else 2] + [2] * others
         self.wait_for(lambda: all(sockets_of(process) >= number for process, number in
@@ -116,7 +116,7 @@ class Run:
         self.wait_for(lambda: list(folder.glob("step_*.partial")), "a save")
 
     def outcome(self, limit):
-        """{rank: (seconds until its end, status, error)}; None for a rank that goes on."""
+        """Returns {rank: (seconds until its end, status, error)}; None if it still runs."""
         begin, ends = time.monotonic(), {}
         while len(ends) < len(self.processes) and time.monotonic() < begin + limit:
             for rank, process in enumerate(self.processes):
@@ -138,14 +138,14 @@ class Faults(Ranks):
 
     @staticmethod
     def start_agent():
-        """A process that serves a store, and its port."""
+        """Starts a process that serves a store; returns it and its port."""
         agent = subprocess.Popen([sys.executable, "-c", AGENT], stdout=subprocess.PIPE,
                                  env=clean_environment())
         return agent, int(agent.stdout.readline())
 
     def check_survivors(self, run, victim, limit, message, after_rank=": "):
-        """All but the victim end with status 1, and their message begins with `message`, behind
-        the rank that tells it and `after_rank`."""
+        """All ranks but the victim end with status 1. Their messages begin with the reporting rank,
+        `after_rank` and `message`."""
         outcome = run.outcome(limit)
         seconds = []
         for rank, found in outcome.items():
@@ -202,7 +202,7 @@ class Faults(Ranks):
         print(f"killed: {len(cases)} runs, the others ended after {summary(seconds)}")
 
     def test_a_rank_that_dies_before_all_have_met_is_named_at_once(self):
-        """Rank 2 has not come yet."""
+        """Rank 2 has not started yet."""
         def kill(victim, agent):
             run = Run(self, 3, (), LONG, self.agent_port if agent else None, leave_out={2})
             run.wait_for_claims(not agent)
@@ -221,14 +221,14 @@ class Faults(Ranks):
                              r"rank 0, which serves the store at \S+, has not answered for")
 
     def test_deaths_in_the_start_end_the_others(self):
-        """At any moment from the first instruction to the first iteration."""
+        """The death comes at any moment from the first instruction to the first iteration."""
         moments = random.Random(1)
 
         def kill(victim, agent, moment):
             run = Run(self, 3, (), TIMEOUT, self.agent_port if agent else None)
             time.sleep(moment)
             run.processes[victim].kill()
-            # Before it has met anybody, nobody can know of it earlier than at the timeout.
+            # If a rank dies before it has met any other, nobody can know before the timeout.
             return self.check_survivors(run, victim, TIMEOUT + SLACK,
                                         rf"(rank \d cannot .*?)?rank {victim}\b",
                                         "(: | cannot .*?)")
@@ -278,7 +278,7 @@ class Faults(Ranks):
         run.wait_for(lambda: len(metrics(run.output)[0]) > before + 3, "iterations without answers")
 
     def test_a_stopped_host_of_the_store_is_named_first(self):
-        """The launcher's agent and the ranks of its host stop."""
+        """The launcher's agent and the ranks on its host stop."""
         def stop(ranks, victims, layout):
             agent, port = self.start_agent()
             self.addCleanup(end, agent)
@@ -319,7 +319,7 @@ class Faults(Ranks):
         self.addCleanup(end, launcher)
         self.wait_for_iterations(output)
         launcher.kill()
-        error = launcher.communicate(timeout=TIMEOUT + SLACK)[1].decode()  # the ranks hold it
+        error = launcher.communicate(timeout=TIMEOUT + SLACK)[1].decode()  # the ranks hold the pipe
         for number in range(2):
             self.assertRegex(error, rf"lockstep: rank {number}: the launcher's store at \S+ has "
                              r"gone; stopped after iteration \d+")
@@ -336,7 +336,7 @@ def summary(seconds):
 
 
 class Links(Ranks):
-    """Two ranks on two hosts, which are network namespaces, and the link between them."""
+    """Two ranks on two hosts (network namespaces), and the link between them."""
 
     def setUp(self):
         super().setUp()

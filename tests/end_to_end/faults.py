@@ -1,4 +1,4 @@
-"""Programs whose file operations fail: tests/support/fault_injection.cpp says how."""
+"""Programs whose file operations fail; tests/support/fault_injection.cpp describes the rules."""
 
 import collections
 import os
@@ -9,8 +9,8 @@ LIBRARY = BUILD / "tests/libfault_injection.so"
 
 
 def faults(*rules, rank=None, count=None):
-    """The environment in which `rules` ("op:action:nth:path") hold, on one rank or on all; `count`
-    is the file that calls() reads. For run() and Ranks.start()."""
+    """Returns the environment that applies `rules` ("op:action:nth:path") on one rank or on all;
+    `count` is the file that calls() reads. For run() and Ranks.start()."""
     environment = {"LD_PRELOAD": LIBRARY, "LOCKSTEP_FAULTS": ";".join(rules),
                    "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"}
     if rank is not None:
@@ -21,7 +21,7 @@ def faults(*rules, rank=None, count=None):
 
 
 def calls(count, path=""):
-    """How many calls each operation had on paths that contain `path`: {"read": 3, ...}."""
+    """Counts the calls of each operation on paths that contain `path`: {"read": 3, ...}."""
     found = collections.Counter()
     for line in count.read_text(errors="surrogateescape").splitlines():
         operation, _, name = line.partition(" ")

@@ -1,4 +1,4 @@
-"""`lockstep train --task sft`: what it learns, resumes and refuses."""
+"""`lockstep train --task sft`: learning, resuming, and what is refused."""
 
 import gzip
 import json

@@ -1,5 +1,5 @@
-"""A bit that flips in the memory of one rank of a running training: train.replica_check_interval names
-rank and tensor, and no checkpoint has the wrong weight."""
+"""A bit flips in the memory of one rank of a running training: train.replica_check_interval names
+the rank and the tensor, and no checkpoint has the wrong weight."""
 
 import json
 import re
@@ -9,14 +9,14 @@ import unittest
 from support import LOCKSTEP, Ranks, run
 
 NAME = "decoder.layers.0.mlp.linear_fc1.weight"
-# Weights that no step changes, so that what a checkpoint has is what the memory holds.
+# No step changes these weights, so a checkpoint has what the memory holds.
 STILL = ("optimizer.lr=0", "optimizer.min_lr=0", "train.train_iters=1000000", "train.eval_iters=0",
          "train.global_batch_size=6", "checkpoint.save_interval=5", "checkpoint.keep=2",
          "parallel.distributed_timeout_seconds=60")
 
 
 def tensor_bytes(step, name):
-    """Of a checkpoint whose shard of some rank has the tensor whole."""
+    """Returns a tensor of a checkpoint in which the shard of some rank has it whole."""
     for path in sorted(step.glob("rank_*.safetensors")):
         data = path.read_bytes()
         length = int.from_bytes(data[:8], "little")
@@ -28,8 +28,8 @@ def tensor_bytes(step, name):
 
 
 def flip_in_memory(pid, pattern):
-    """Flips a bit of the first byte in each place of a process's memory that holds `pattern`; in how
-    many."""
+    """Flips a bit of the first byte of every occurrence of `pattern` in a process's memory; returns
+    the number of occurrences."""
     count = 0
     with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
         for line in maps:

@@ -1,7 +1,7 @@
-"""Products in 8-bit floats: the losses of a training by torchao's Float8Linear, runs that resume,
-checkpoints that go between runs with and without them, and what is refused. The comparison needs
-the packages of scripts/requirements-hugging-face.txt in .venv-hugging-face (scripts/setup
-hugging-face) or in LOCKSTEP_HUGGING_FACE_PYTHON; without them it is skipped."""
+"""Matrix products in 8-bit floats: losses compared with torchao's Float8Linear, runs that resume,
+checkpoints that move between runs with and without 8-bit products, and what is refused. The
+comparison needs the packages of scripts/requirements-hugging-face.txt in .venv-hugging-face
+(scripts/setup hugging-face) or in LOCKSTEP_HUGGING_FACE_PYTHON; without them it is skipped."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from support import LOCKSTEP, SOURCE, EndToEnd, metrics, run, torchrun
 PYTHON = pathlib.Path(os.environ.get("LOCKSTEP_HUGGING_FACE_PYTHON",
                                      SOURCE / ".venv-hugging-face" / "bin" / "python"))
 LENGTH, STEPS = 32, 6
-# What torchao calls so, and the first steps whose losses are the same. Later the last bits of a sum
-# may round a value to the next number of 8 bits.
+# torchao's names of our settings, and the number of first steps whose losses agree. Later, the last
+# bits of a sum may round a value to the next 8-bit number.
 RECIPES = {"none": ([], STEPS),
            "tensorwise": (["train.fp8=hybrid", "train.fp8_recipe=tensorwise"], 2),
            "rowwise": (["train.fp8=e4m3", "train.fp8_recipe=rowwise"], 2)}
@@ -25,8 +25,8 @@ TRAINED = ["train.precision=fp32", "train.micro_batch_size=1", "train.global_bat
            "optimizer.start_weight_decay=0", "optimizer.end_weight_decay=0",
            "optimizer.adam_beta2=0.95", "optimizer.clip_grad=0.7", "train.device=cpu",
            f"train.train_iters={STEPS}"]
-# Usage: FOLDER. A random GPT-2, whose attention has one matrix for queries, keys and values, as
-# ours has.
+# Usage: FOLDER. Makes a random GPT-2, whose attention has one matrix for queries, keys and values,
+# like ours.
 MAKE = """
 import pathlib, sys, torch, transformers
 torch.manual_seed(3)
@@ -38,7 +38,7 @@ for key, parameter in model.named_parameters():
     torch.nn.init.normal_(parameter, 1.0 if norm else 0.0, 0.2)
 model.save_pretrained(pathlib.Path(sys.argv[1]) / "theirs")
 """
-# Usage: FOLDER LENGTH STEPS RECIPE. Prints losses and gradient norms of a training.
+# Usage: FOLDER LENGTH STEPS RECIPE. Prints the losses and gradient norms of a training.
 TORCHAO = """
 import json, pathlib, sys, torch, transformers
 from transformers.pytorch_utils import Conv1D
@@ -175,8 +175,8 @@ class Fp8(EndToEnd):
             self.assertLess(abs(found / expected - 1), 0.02)
         back = self.trained("wide on narrow", *wide, of["narrow"])
         self.assertEqual(len(back), 7)
-        # Another length of the history takes its newest steps, another format the scales that follow
-        # from it; another layout takes it as it is.
+        # With another history length, the newest steps are kept; with another format, the scales
+        # are computed from the history; another layout takes it unchanged.
         here = self.trained("here", *FP8, of["narrow"])
         longest = self.trained("longer", *FP8, "train.fp8_amax_history_len=9", of["narrow"])
         self.assertEqual(longest[0], here[0])

@@ -1,4 +1,4 @@
-"""Text from a model, and the likelihood of texts: `lockstep generate` and `lockstep score`."""
+"""Text from a model, and log-likelihoods of texts: `lockstep generate` and `lockstep score`."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import unittest
 
 from support import LOCKSTEP, SOURCE, EndToEnd, launch, run
 
-# What stands for lm-evaluation-harness: it asks twice and prints the answers.
+# A stand-in for lm-evaluation-harness: it asks twice and prints the answers.
 HARNESS = {
     "lm_eval/__init__.py": """
 from types import SimpleNamespace
@@ -119,7 +119,7 @@ class Generate(EndToEnd):
             self.assertEqual(request, {key: answer[key] for key in request})
             self.assertLess(answer["logprob"], 0)
         self.assertGreater(found[0]["logprob"], found[1]["logprob"])
-        # What the model writes itself is greedy.
+        # Text that the model writes itself is greedy.
         text = self.generate("--prompt", "3 squared", "--temperature", "0", tokens=9)
         greedy = {"context": "3 squared", "continuation": text[len("3 squared"):-1]}
         result = self.score(json.dumps(greedy).encode())
@@ -140,7 +140,7 @@ class Generate(EndToEnd):
         self.assertEqual(found[1], empty | {"logprob": 0.0, "is_greedy": True})
         alone = self.score(json.dumps(good).encode())
         self.assertAlmostEqual(found[0]["logprob"], json.loads(alone.stdout)["logprob"], places=4)
-        # A window of 32 tokens predicts as many.
+        # A window of 32 tokens predicts 32 tokens.
         end = {"context": long["continuation"][-33], "continuation": long["continuation"][-32:]}
         end = self.score(json.dumps(end).encode())
         self.assertAlmostEqual(found[2]["logprob"], json.loads(end.stdout)["logprob"], places=4)

@@ -1,4 +1,4 @@
-// A rank that trains a small GPT on tokens by a formula and, as rank 0, writes what
+// A rank that trains a small GPT on tokens from a formula. Rank 0 writes the values that
 // megatron_test.py compares: initial weights, the gradients of the first step, and all losses.
 // Usage: gpt_steps FILE.
 

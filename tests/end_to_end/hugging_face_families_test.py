@@ -1,5 +1,5 @@
-"""Each family of Hugging Face's transformers that GPTModel can be: a random model that transformers
-made gives the same logits and gradients here, and its export the same logits there. Needs the
+"""Each family of Hugging Face's transformers that GPTModel supports: a random model of transformers
+gives the same logits and gradients here, and its export gives the same logits there. Needs the
 packages of scripts/requirements-hugging-face.txt in .venv-hugging-face (scripts/setup hugging-face)
 or in LOCKSTEP_HUGGING_FACE_PYTHON; without them it is skipped."""
 
@@ -26,7 +26,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0,
         "original_max_position_embeddings": 8}
 LATENT = SMALL | {"num_key_value_heads": 4, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6,
                   "kv_lora_rank": 14, "moe_intermediate_size": 20, "num_nextn_predict_layers": 0}
-# model_type and config of each, and a line of the configuration that it becomes.
+# model_type and config of each family, and a line of our resulting configuration.
 FAMILIES = {
     "gpt2": ("gpt2", {"vocab_size": 256, "n_positions": LENGTH, "n_embd": 32, "n_layer": 2,
                       "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0},
@@ -71,8 +71,8 @@ FAMILIES = {
 }
 
 # Usage: FOLDER LENGTH FAMILIES. Saves random models in FOLDER/theirs NAME and the gradients of
-# their losses, as if they were weights, in FOLDER/gradients NAME; with no FAMILIES reads
-# FOLDER/back NAME. Logits go to the folder's name with .logits.
+# their losses, as if they were weights, in FOLDER/gradients NAME. Without FAMILIES, reads
+# FOLDER/back NAME instead. Writes logits to the folder's name with .logits.
 TRANSFORMERS = """
 import json, pathlib, sys, torch, transformers
 torch.manual_seed(3)
@@ -111,7 +111,7 @@ if not families:
     for path in sorted(folder.glob("back *")):
         write_logits(path)
 """
-# Usage: FOLDER NAMES. Prints of each name and tensor the largest difference between ours NAME and
+# Usage: FOLDER NAMES. Prints for each name and tensor the largest difference between ours NAME and
 # gradients NAME, and the largest element of the latter.
 COMPARE = """
 import json, pathlib, sys
@@ -158,7 +158,7 @@ class HuggingFaceFamilies(EndToEnd):
                           "scripts/setup hugging-face")
 
     def compute_here(self):
-        """Import, logits and gradients here, export and logits there."""
+        """Import, logits, gradients and export here; logits of the export there."""
         for name in FAMILIES:
             self.check(LOCKSTEP, "checkpoint", "import", "--hf", self.at("theirs", name),
                        self.at("ours", name))
@@ -180,16 +180,16 @@ class HuggingFaceFamilies(EndToEnd):
                 expected = logits(self.at("theirs", name, ".logits"))
                 found = logits(self.at("ours", name, ".logits"))
                 self.assertGreater(max(map(abs, expected)), 0.5)
-                # Products have other sums on other processors: 1.1e-5 was seen with AVX-512.
+                # Products round differently on other processors: 1.1e-5 was seen with AVX-512.
                 self.assertLess(max(abs(a - b) for a, b in zip(found, expected)), 2e-5)
                 self.assertEqual(logits(self.at("back", name, ".logits")), expected)
                 for key, (difference, largest) in gradients[name].items():
                     self.assertLess(difference, 1e-5, key)
-                    if "experts" not in key:  # which may have no token
+                    if "experts" not in key:  # an expert may have no token
                         self.assertGreater(largest, 1e-6, key)
                 written = (self.at("ours", name, "/step_0") / "config.textproto").read_text()
                 self.assertIn(line, written)
-                # What follows from the settings of a run is left to the run.
+                # Fields that follow from a run's settings are left to the run.
                 for field in ("lr_decay_iters", "start_weight_decay", "end_weight_decay", "split"):
                     self.assertIn(f"  # {field}: unset: ", written)
                 config = json.loads((self.at("back", name) / "config.json").read_text())

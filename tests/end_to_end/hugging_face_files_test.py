@@ -1,6 +1,6 @@
-"""Sharded files there and back, and likelihoods: transformers reads what we export in shards, we
-read what save_pretrained() writes in shards, and `lockstep score` gives what its logits say. Needs
-.venv-hugging-face, as hugging_face_test.py; without it the comparisons are skipped."""
+"""Sharded files in both directions, and likelihoods: transformers reads our sharded exports, we
+read the shards of save_pretrained(), and `lockstep score` agrees with transformers' logits. Needs
+.venv-hugging-face, like hugging_face_test.py; without it the comparisons are skipped."""
 
 import array
 import json
@@ -119,7 +119,7 @@ class Files(EndToEnd):
             self.check(LOCKSTEP, "checkpoint", "import", "--hf", theirs,
                        self.folder / f"imported {dtype}")
             self.assert_near(self.logits(self.folder / f"imported {dtype}"), expected, 1e-4)
-        # The files are cut in the same places, but for the order of the weights.
+        # The files are cut in the same places, except for the order of the weights.
         again = self.export("again", self.folder / "imported float32", "--max-shard-size", "20KB")
         sizes = [json.loads((folder / "model.safetensors.index.json").read_text())["metadata"]
                  ["total_size"] for folder in (self.folder / "theirs float32", again)]

@@ -1,4 +1,4 @@
-"""Models there and back: Hugging Face's transformers loads what we export and computes the same
+"""Models in both directions: Hugging Face's transformers loads our exports and computes the same
 logits, and we load what it saves. Needs the packages of scripts/requirements-hugging-face.txt in
 .venv-hugging-face (scripts/setup hugging-face) or in LOCKSTEP_HUGGING_FACE_PYTHON; without them the
 comparison is skipped."""
@@ -19,17 +19,17 @@ GPT2 = ("model.position_embedding_type=learned_absolute", "model.normalization=L
         "model.add_bias_linear=true")
 GROUPED = ("model.num_attention_heads=4", "model.num_query_groups=2",
            "model.untie_embeddings_and_output_weights=true")
-# What we train and export.
+# The models that we train and export.
 OURS = {"gpt2": (*GPT2, "model.activation=gelu"),
         "gpt2-tanh": (*GPT2, "model.activation=gelu_tanh"),
         "llama": (*GROUPED, "model.make_vocab_size_divisible_by=100")}
-# What goes on from a model that transformers saved.
+# Settings for continuing from a model that transformers saved.
 THEIRS = {"gpt2": (*GPT2, "model.activation=gelu", "model.num_attention_heads=4"),
           "gpt2-tanh": (*GPT2, "model.activation=gelu_tanh", "model.num_attention_heads=4"),
           "llama": (*GROUPED, "model.ffn_hidden_size=48", "model.layernorm_epsilon=1e-6")}
 
-# Saves random models in FOLDER/theirs NAME, and the logits of these and of those in FOLDER/hf NAME
-# in FOLDER/theirs NAME.logits and FOLDER/hf NAME.logits; prints the losses of the former.
+# Saves random models in FOLDER/theirs NAME. Writes the logits of these and of FOLDER/hf NAME to
+# FOLDER/theirs NAME.logits and FOLDER/hf NAME.logits; prints the losses of the former.
 TRANSFORMERS = """
 import json, pathlib, sys, torch, transformers
 torch.manual_seed(3)
@@ -94,7 +94,7 @@ class HuggingFace(EndToEnd):
                    *(path for pair in pairs for path in pair))
 
     def export_and_import(self):
-        """Our models in "out", transformers' form of them in "hf", that again as ours in "back"."""
+        """Makes our models in "out", their exports in "hf", and the imports of those in "back"."""
         for name, settings in OURS.items():
             out, hf, back = (self.folder / f"{p} {name}" for p in ("out", "hf", "back"))
             self.train(out, (*settings, f"checkpoint.save={out}"))
@@ -114,7 +114,7 @@ class HuggingFace(EndToEnd):
         self.compare_with_transformers()
 
     def compare_with_import_of_a_file(self, name):
-        """The path of the weights, or of their index, stands for its folder."""
+        """The path of the weights, or of their index, is accepted instead of the folder."""
         hf, shards = self.folder / f"hf {name}", self.folder / f"shards {name}"
         self.check(LOCKSTEP, "checkpoint", "export", "--hf", shards, "--max-shard-size", "20KB",
                    self.folder / f"out {name}")

@@ -1,4 +1,4 @@
-"""Projects of one's own against the installed package: builds the examples out of the tree, runs them
+"""External projects that use the installed package: builds the examples out of the tree, runs them
 on several ranks, and compiles the installed headers together."""
 
 import re
@@ -27,7 +27,7 @@ class Install(InstalledProjects):
             self.assertGreater(losses[0], 1)
             self.assertLess(losses[-1], 0.05)
             final.append(losses[-1])
-        self.assertNotEqual(final[0], final[1])  # two ranks saw twice the samples
+        self.assertNotEqual(final[0], final[1])  # two ranks saw twice as many samples
 
     def test_a_tensor_parallel_model_learns_the_same_on_every_layout(self):
         build = self.build(SOURCE / "examples/tensor_parallel_model", self.install())

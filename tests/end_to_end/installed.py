@@ -1,4 +1,4 @@
-"""Projects of one's own, built out of the tree against the installed package."""
+"""External projects, built out of the tree with the installed package."""
 
 import re
 
@@ -22,7 +22,7 @@ class InstalledProjects(EndToEnd):
         return output
 
     def on_ranks(self, ranks, *command):
-        """What all ranks print on standard output."""
+        """Returns what all ranks print on standard output."""
         result = launch(ranks, *command)
         self.assertEqual(result.returncode, 0, result.stderr.decode())
         return result.stdout.decode()

@@ -1,6 +1,6 @@
-"""A run that is killed again and again, inside saves too: after each start it goes on from its last
-checkpoint, and its losses are those of a run that nobody killed, bit for bit. The program's few kills
-beside the many of tests/checkpoint/kill_test.cpp.
+"""A run that is killed again and again, also during saves. After each start it resumes from its
+last checkpoint, and its losses are those of an undisturbed run, bit for bit. The program gets few
+kills here; tests/checkpoint/kill_test.cpp makes many.
 
 LOCKSTEP_KILLS sets the number of kills (default 4)."""
 
@@ -25,7 +25,7 @@ class Kills(Ranks):
         return metrics(output)[0] if (output / "metrics.jsonl").exists() else []
 
     def wait_for_progress(self, output, processes, moment):
-        """Until the run has written a further iteration, and `moment` seconds more."""
+        """Waits until the run has written another iteration, and `moment` seconds more."""
         before = (output / "metrics.jsonl").stat().st_mtime_ns if self.iterations(output) else 0
         deadline = time.monotonic() + 60
         while not self.iterations(output) or \
@@ -38,7 +38,7 @@ class Kills(Ranks):
         time.sleep(moment)
 
     def wait_for_save(self, folder, moment):
-        """Until a checkpoint is being written, and `moment` seconds more."""
+        """Waits until a checkpoint is being written, and `moment` seconds more."""
         deadline = time.monotonic() + 20
         while not list(folder.glob("step_*.partial")) and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -72,7 +72,7 @@ class Kills(Ranks):
         common = ("--set", f"train.train_iters={last}",
                   "--set", f"optimizer.lr_decay_iters={ITERATIONS}")
         whole = self.folder / "whole"
-        # On a slow machine all kills may have come before the first checkpoint.
+        # On a slow machine, all kills may come before the first checkpoint.
         for path, more in ((output, ("--set", f"checkpoint.load={folder}", "--set",
                                      "checkpoint.load_if_present=true")),
                            (whole, ("--set", "checkpoint.save_interval=100000"))):

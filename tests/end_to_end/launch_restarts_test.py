@@ -1,4 +1,4 @@
-"""`lockstep launch --max-restarts`: ranks that fail are started again, and a training resumes from its
+"""`lockstep launch --max-restarts`: failed ranks are started again, and a training resumes from its
 own newest checkpoint."""
 
 import os
@@ -69,7 +69,7 @@ class RestartedTraining(EndToEnd):
         return process
 
     def ranks_of(self, process):
-        """The processes of the ranks that run now."""
+        """Returns the processes of the running ranks."""
         children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
         return [int(child) for child in children.read_text().split()]
 
@@ -77,7 +77,7 @@ class RestartedTraining(EndToEnd):
         return metrics(output)[0] if (output / "metrics.jsonl").exists() else []
 
     def kill_a_rank(self, process, output, rank, newer_than):
-        """Kills a rank once the run has come to a further checkpoint's iteration."""
+        """Kills a rank once the run has reached iteration `newer_than`; returns its iteration."""
         deadline = time.monotonic() + 120
         while True:
             lines = self.iterations(output)

@@ -1,5 +1,5 @@
-"""`lockstep launch`: its own starter, with small programs as ranks and with training, and which
-torchrun it takes."""
+"""`lockstep launch`: its own starter, with small programs as ranks and with training, and its
+choice of torchrun."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import unittest
 
 from support import LOCKSTEP, SOURCE, EndToEnd, clean_environment, end, metrics, run
 
-# A rank that writes what it was started with; then it does what the text RANK.do says, in Python.
+# A rank that writes how it was started; then it runs the Python code in the file RANK.do.
 RANK = """
 import json, os, pathlib, signal, sys, time
 folder, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
@@ -28,7 +28,7 @@ partial.write_text(json.dumps({"arguments": sys.argv[2:], "process": os.getpid()
 partial.rename(folder / (rank + ".started"))
 exec(code)
 """
-# Ends with status 3 at a signal, and writes which.
+# Ends with status 3 at a signal, and writes the signal's number.
 STOPS = """
 def stop(number, frame):
     (folder / (rank + ".signal")).write_text(str(number))
@@ -44,7 +44,7 @@ while len(list(folder.glob("*.started"))) < int(os.environ["WORLD_SIZE"]): time.
 
 
 def alive(process):
-    """Whether it runs; a zombie, which nobody has waited for yet, does not."""
+    """Returns whether a process runs; a zombie that nobody has waited for does not."""
     try:
         text = pathlib.Path(f"/proc/{process}/stat").read_text()
     except FileNotFoundError:
@@ -53,7 +53,7 @@ def alive(process):
 
 
 class SmallRanks(EndToEnd):
-    """Ranks that are small programs."""
+    """Small programs as ranks."""
 
     def setUp(self):
         super().setUp()
@@ -268,7 +268,7 @@ class Launch(SmallRanks):
 
 
 class Torchrun(EndToEnd):
-    """Which torchrun is taken, out of those that PATH leads to."""
+    """Which torchrun is chosen, among those that PATH leads to."""
 
     def setUp(self):
         super().setUp()

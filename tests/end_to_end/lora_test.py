@@ -1,6 +1,6 @@
-"""Low-rank adapters as Hugging Face's peft has them: steps of training give its losses and its
-adapters, peft loads the adapters that we export, and transformers the weights with the adapters in
-them. Needs the packages of scripts/requirements-hugging-face.txt in .venv-hugging-face
+"""Low-rank adapters, compared with Hugging Face's peft: training steps give its losses and its
+adapters, peft loads the adapters that we export, and transformers loads the weights with the
+adapters merged. Needs the packages of scripts/requirements-hugging-face.txt in .venv-hugging-face
 (scripts/setup hugging-face) or in LOCKSTEP_HUGGING_FACE_PYTHON; without them the comparison is
 skipped."""
 
@@ -15,7 +15,7 @@ from support import LOCKSTEP, SOURCE, EndToEnd, metrics, run, torchrun
 PYTHON = pathlib.Path(os.environ.get("LOCKSTEP_HUGGING_FACE_PYTHON",
                                      SOURCE / ".venv-hugging-face" / "bin" / "python"))
 LENGTH, SAMPLES, STEPS = 32, 1, 5
-# model_type, its settings, the modules of peft that are one layer here.
+# model_type, its settings, the modules of peft that form one layer here.
 MODELS = {
     "gpt2": ("gpt2", {"vocab_size": 256, "n_positions": LENGTH, "n_embd": 32, "n_layer": 2,
                       "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}, []),
@@ -44,9 +44,9 @@ for name, (model_type, settings, _) in json.loads(sys.argv[2]).items():
         torch.nn.init.normal_(parameter, 1.0 if norm and key.endswith("weight") else 0.0, 0.2)
     model.save_pretrained(pathlib.Path(sys.argv[1]) / f"theirs {name}")
 """
-# Usage: FOLDER NAME LENGTH STEPS SHARED. Trains the adapters of FOLDER/start NAME by peft, and
-# prints the losses, the largest differences from FOLDER/tuned NAME (adapters) and from
-# FOLDER/merged NAME (logits), and how large adapters and logits are.
+# Usage: FOLDER NAME LENGTH STEPS SHARED. Trains the adapters of FOLDER/start NAME with peft. Prints
+# the losses, the largest differences from FOLDER/tuned NAME (adapters) and from FOLDER/merged NAME
+# (logits), and the magnitudes of adapters and logits.
 PEFT = """
 import json, pathlib, sys, torch, transformers, peft
 from safetensors.torch import load_file
@@ -121,7 +121,7 @@ class Lora(EndToEnd):
         return [line["lm_loss"] for line in metrics(self.at("run", name))[0]]
 
     def tune(self, name, kind, steps):
-        """Runs `steps` steps and exports the adapters to FOLDER/`kind` NAME."""
+        """Trains for `steps` steps and exports the adapters to FOLDER/`kind` NAME."""
         result = self.check(
             LOCKSTEP, "train", self.at("ours", name) / "step_0" / "config.textproto",
             *fields(*TUNED, f"data.path={self.folder / 'text'}", f"train.train_iters={steps}",

@@ -1,4 +1,4 @@
-"""The manual says what --help says, in troff that groff takes without a warning."""
+"""The manual says the same as --help, in troff that groff accepts without a warning."""
 
 import re
 import shutil
@@ -11,7 +11,7 @@ GROFF = shutil.which("groff")
 
 
 def words_of(text):
-    """The words of a page, whatever the line breaks and hyphens between them."""
+    """Returns the words of a page, regardless of line breaks and of the kind of hyphen."""
     return " ".join(text.replace("\u2010", "-").replace("\u2212", "-").split())
 
 

@@ -1,6 +1,6 @@
 """scripts/megatron_checkpoint on checkpoints that Megatron Core 0.16.1 writes here in its format
-torch_dist, on two ranks of tensor parallelism: what is imported has the logits of the model that was
-saved. Skipped where Megatron Core is not installed (scripts/setup megatron)."""
+torch_dist, with two tensor-parallel ranks: the imported model has the logits of the saved one.
+Skipped if Megatron Core is not installed (scripts/setup megatron)."""
 
 import array
 import json

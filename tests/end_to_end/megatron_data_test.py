@@ -1,4 +1,4 @@
-"""Data sets and samples beside Megatron Core's own. Needs megatron-core 0.16.1, which
+"""Compares data sets and samples with Megatron Core's own. Needs megatron-core 0.16.1, which
 `scripts/setup megatron` installs."""
 
 import json
@@ -18,7 +18,7 @@ LIMITS = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-2**15, 2**15 - 1),
 
 
 def random_sets(rng):
-    """For each type the documents of a data set, lists of sequences."""
+    """Returns for each type the documents of a data set, as lists of sequences."""
     sets = {}
     for dtype, (low, high) in LIMITS.items():
         sets[dtype] = [[[rng.randint(low, high) for _ in range(rng.randint(1, 40))]
@@ -33,8 +33,8 @@ def one_sequence_documents(rng, lengths):
 
 @unittest.skipUnless(megatron_python(), "scripts/setup megatron installs Megatron Core")
 class MegatronData(unittest.TestCase):
-    """Megatron is asked once, because it takes long to start: first to write data sets, to read
-    ours and for its samples."""
+    """Megatron is started once, because that takes long. It writes data sets, reads ours and gives
+    its samples."""
 
     @classmethod
     def setUpClass(cls):
@@ -45,7 +45,7 @@ class MegatronData(unittest.TestCase):
         cls.sets = random_sets(rng)
         writes = [cls.write_request(dtype, dtype, documents)
                   for dtype, documents in cls.sets.items()]
-        cls.orders = []  # requests, and whether the samples are those of our first epoch
+        cls.orders = []  # requests, and whether the samples are all in our first epoch
         for i, (documents, split, seq_length, seed) in enumerate(
                 [(60, "949,51,0", 16, 1234), (9, "100,0,0", 7, 1), (200, "80,20,0", 33, 2**31)]):
             lengths = [rng.randint(1, 120) for _ in range(documents)]

@@ -1,4 +1,4 @@
-"""`lockstep megatron-flags`: published command lines of Megatron-LM, converted and checked by hand."""
+"""`lockstep megatron-flags` on published command lines of Megatron-LM, checked by hand."""
 
 import re
 import shlex
@@ -20,8 +20,8 @@ GPT3 = """
 --eval-interval 1000 --save out --load out --eval-iters 10 --tensorboard-dir logs
 """
 # fp16 without --accumulate-allreduce-grads-in-fp32 reduces in fp16. The warm-up is .001 of 430000.
-# Tokens of the schedule are divided by 2048. The tokenizer of pretrain_gpt.py is GPT-2's. Biases are
-# fused with GELU, which tanh then approximates.
+# The schedule's tokens are divided by 2048. pretrain_gpt.py uses GPT-2's tokenizer. The bias is
+# fused with GELU, which then uses tanh.
 GPT3_TEXT = """\
 # Made from Megatron-LM's flags by `lockstep megatron-flags`.
 model {
@@ -81,7 +81,7 @@ checkpoint {
   save_interval: 10000
 }
 """
-# Of examples/llama/train_llama3_8b_h100_fp8.sh, with two tensor-parallel ranks that overlap.
+# From examples/llama/train_llama3_8b_h100_fp8.sh, with two overlapping tensor-parallel ranks.
 LLAMA = """
 --use-mcore-models --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336
 --num-attention-heads 32 --group-query-attention --num-query-groups 8 --kv-channels 128
@@ -112,7 +112,7 @@ LLAMA_VALUES = {
     "ddp": {"grad_reduce_in_fp32": "false", "overlap_grad_reduce": "true",
             "calculate_per_token_loss": "true", "use_distributed_optimizer": "true",
             "overlap_param_gather": "true", "check_for_nan_in_grad": "true"},
-    # 3906252 / 128 = 30517.6, 1949218748 / 128 = 15228271.5 (rounded away from zero)
+    # 3906252 / 128 = 30517.6, 1949218748 / 128 = 15228271.47 (rounded to nearest)
     "optimizer": {"lr": "0.00015", "min_lr": "1e-05", "weight_decay": "0.1",
                   "lr_decay_style": '"cosine"', "lr_warmup_iters": "30518",
                   "lr_decay_iters": "15228271", "decoupled_lr": "0.0005",

@@ -1,5 +1,5 @@
 """A rank of the same training with Megatron Core on the CPU; megatron_test.py runs it. Usage:
-megatron_gpt.py WEIGHTS RESULT, both files of torch.save."""
+megatron_gpt.py WEIGHTS RESULT, both files written by torch.save."""
 
 import contextlib
 import sys
@@ -11,7 +11,7 @@ STEPS, BATCH, SEQUENCE = 10, 4, 32
 
 
 def stand_in_for_cuda():
-    """Megatron names CUDA devices in places; here they mean the CPU. No arithmetic is changed."""
+    """Makes the CUDA devices that Megatron names mean the CPU. The arithmetic is not changed."""
     torch.cuda.current_device = lambda: torch.device("cpu")
     for name in ("tensor", "zeros", "ones", "empty", "full", "arange"):
         plain = getattr(torch, name)
@@ -68,7 +68,7 @@ def main():
         OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides)
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 
-    # Random states of CUDA devices; nothing here draws a number.
+    # These are random states of CUDA devices; nothing here draws a random number.
     CudaRNGStatesTracker.fork = lambda self, *arguments: contextlib.nullcontext()
     dist.init_process_group("gloo")
     parallel_state.initialize_model_parallel(1, 1)

@@ -1,6 +1,6 @@
-"""What megatron_data_test.py asks of Megatron Core: a list of requests comes as JSON from standard
-input, the list of answers goes to the file that the argument names. Runs under a Python that has
-megatron-core 0.16.1."""
+"""Answers megatron_data_test.py's questions to Megatron Core: reads a list of requests as JSON from
+standard input and writes the list of answers to the file that the argument names. Needs a Python
+with megatron-core 0.16.1."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ def write(prefix, dtype, documents):
 
 
 def write_documents(prefix, dtype, documents):
-    """As preprocess_data.py: `documents` are lists of ids, each a sequence unless it is empty."""
+    """Like preprocess_data.py: `documents` are lists of ids, each a sequence unless it is empty."""
     builder = IndexedDatasetBuilder(prefix + ".bin", dtype=getattr(numpy, dtype))
     for ids in documents:
         builder.add_document(ids, [len(ids)] if ids else [])
@@ -47,7 +47,7 @@ def read(prefix):
 
 
 def parts_of(dataset):
-    """The data sets that a blend, or one alone, is of."""
+    """Returns the data sets of a blend, or the only one."""
     return getattr(dataset, "datasets", [dataset])
 
 
@@ -70,7 +70,7 @@ def samples(prefixes, weights, split, seq_length, seed, num_samples):
 
 
 def marks(samples, end_of_document):
-    """Of each of the samples, whose last id is a label alone."""
+    """Returns the masks and positions of each sample; its last id is only a label."""
     answers = []
     for ids in samples:
         mask, loss, positions = _get_ltor_masks_and_position_ids(

@@ -1,7 +1,7 @@
 """Models of Megatron Core on the CPU, saved in the format torch_dist with the arguments that
 Megatron-LM would save; megatron_checkpoint_test.py runs it under torchrun. Usage: megatron_save.py
-FOLDER TOKENS WINDOWS: saves FOLDER/NAME and logits of the tokens, [windows, length, vocabulary] in
-fp32, in FOLDER/NAME.logits."""
+FOLDER TOKENS WINDOWS: saves FOLDER/NAME, and the logits of the tokens, [windows, length,
+vocabulary] in fp32, in FOLDER/NAME.logits."""
 
 import argparse
 import contextlib
@@ -64,7 +64,7 @@ def build(given):
 
 
 def fill(model):
-    """Random weights; what all ranks have is the same on them."""
+    """Fills in random weights; replicated ones are the same on all ranks."""
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if not tensor.is_floating_point() or "inv_freq" in name:
@@ -107,7 +107,7 @@ def main():
 
     CudaRNGStatesTracker.fork = lambda self, *arguments: contextlib.nullcontext()
     from megatron.core.transformer.moe import moe_utils
-    moe_utils.te_general_gemm = None  # which it does not define without Transformer Engine
+    moe_utils.te_general_gemm = None  # Megatron does not define it without Transformer Engine
     torch.cuda.synchronize = lambda *arguments: None
     dist.init_process_group("gloo")
     parallel_state.initialize_model_parallel(dist.get_world_size(), 1)

@@ -1,7 +1,7 @@
 """The same GPT, weights and tokens in Megatron Core 0.16.1 and here, on two ranks without the
-distributed optimizer: gradients of the first step, gradient norms and ten losses agree.
+distributed optimizer: the gradients of the first step, gradient norms and ten losses agree.
 
-Skipped where Megatron Core is not installed (scripts/setup megatron)."""
+Skipped if Megatron Core is not installed (scripts/setup megatron)."""
 
 import pathlib
 import subprocess

@@ -1,7 +1,7 @@
-"""docs/coming-from-megatron.md has our fields and defaults for Megatron-LM's flags, and lists every
-field that has Megatron Core's name and another default, with both.
+"""docs/coming-from-megatron.md gives our fields and defaults for Megatron-LM's flags. It lists
+every field that has Megatron Core's name and another default, with both defaults.
 
-What needs Megatron Core is skipped where it is not installed (scripts/setup megatron)."""
+Tests that need Megatron Core are skipped if it is not installed (scripts/setup megatron)."""
 
 import json
 import pathlib
@@ -30,21 +30,21 @@ print(json.dumps({field.name: str(field.default)
 
 
 def table(heading):
-    """The rows of the first table after `heading`, without its two head lines."""
+    """Returns the rows of the first table after `heading`, without its two header lines."""
     text = PAGE.read_text().split(heading, 1)[1]
     lines = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE).group().splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def flags():
-    """The rows of all tables of flags: flags, their default, what is here, our default."""
+    """Returns the rows of all tables of flags: flags, default, our equivalent, our default."""
     text = PAGE.read_text().split("## Flags", 1)[1].split("\n## ", 1)[0]
     rows = re.findall(r"^\| (`--.*) \|$", text, re.MULTILINE)
     return [[cell.strip() for cell in row.split(" |")] for row in rows]
 
 
 def our_values():
-    """The value of each field by its path, in a configuration that sets nothing but the CPU."""
+    """Returns the value of each field by its path, in a configuration that only sets the CPU."""
     values, group = {}, ""
     printed = run(BUILD / "lockstep", "train", "/dev/null", "--set", "train.device=cpu",
                   "--print-config").stdout.decode()

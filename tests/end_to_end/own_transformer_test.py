@@ -1,4 +1,4 @@
-"""examples/own_transformer: its own test, and what it prints on every layout."""
+"""examples/own_transformer: its own test, and its output on every layout."""
 
 import re
 import unittest
@@ -7,7 +7,7 @@ from installed import InstalledProjects, losses_of
 from support import SOURCE, launch
 
 SAVED_AT, STEPS = 30, 60
-LAYOUTS = 20  # that model_test compares with one process
+LAYOUTS = 20  # that model_test compares with a single process
 
 
 class OwnTransformer(InstalledProjects):

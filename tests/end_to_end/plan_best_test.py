@@ -1,4 +1,4 @@
-"""lockstep plan best: what it lists is simulated, verified, fits, and trains."""
+"""lockstep plan best: its candidates are simulated and verified; they fit, and they train."""
 
 import json
 import unittest

@@ -1,4 +1,4 @@
-"""lockstep plan buckets: every option, both forms of output, what is refused."""
+"""lockstep plan buckets: every option, both output formats, what is refused."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ def comma(numbers):
 
 
 def options(case):
-    """Of a case of param_layout_golden.json."""
+    """Returns the options for a case of param_layout_golden.json."""
     arguments = ["--numel", comma(case["numels"]), "--data-parallel", case["data_parallel"]]
     if case["shared"]:
         arguments += ["--shared", comma(case["shared"])]

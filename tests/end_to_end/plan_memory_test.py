@@ -34,14 +34,14 @@ class PlanMemory(EndToEnd):
         [stage] = answer["stages"]
         self.assertEqual(list(stage), KEYS)
         self.assertEqual(stage["stage"], 0)
-        # 256 x 128 of the table; a layer's qkv, projection, gate and input, output, two norms.
+        # The table is 256 x 128. A layer has qkv, projection, gate and up, down, two norms.
         layer = 256 * 128 + 128 * 128 + 672 * 128 + 336 * 128 + 2 * 128
         self.assertEqual(stage["parameters"], 256 * 128 + 4 * layer + 128)
         self.assertEqual(stage["parameter_bytes"], 4 * stage["parameters"])
         self.assertEqual(stage["gradient_bytes"], 4 * stage["parameters"])
         self.assertEqual(stage["optimizer_bytes"], 8 * stage["parameters"])
         self.assertEqual(stage["total_bytes"], sum(stage[part] for part in PARTS))
-        # Rows that pad the vocabulary are held like the others.
+        # Padding rows of the vocabulary take memory like the others.
         [padded] = self.memory({"model.vocab_size": 257,
                                 "model.make_vocab_size_divisible_by": 128})["stages"]
         self.assertEqual(padded["parameters"], stage["parameters"] + 128 * 128)

@@ -1,4 +1,4 @@
-"""lockstep plan CONFIG: the report's parts against the other commands of plan, and its page."""
+"""lockstep plan CONFIG: the parts of the report agree with plan's other commands; and its page."""
 
 import html.parser
 import json
@@ -30,7 +30,7 @@ class Elements(html.parser.HTMLParser):
 
 
 def boxes(svg, wanted=lambda rect: True):
-    """(left, top, right, bottom) of the rectangles of a drawing."""
+    """Returns (left, top, right, bottom) of the rectangles of a drawing."""
     found = []
     for rect in svg.iter(SVG + "rect"):
         if rect.get("width") != "100%" and wanted(rect):
@@ -77,7 +77,7 @@ class PlanReport(EndToEnd):
             [use] = [use for use in report["links"]["groups"] if use["group"] == "dp-cp"]
             self.assertEqual(use["ranks"], ranks)
             sent = 2 * (ranks - 1) * gradients // ranks
-            # Beside them the numbers of tokens and losses.
+            # Plus the numbers of tokens and the losses.
             self.assertGreaterEqual(use["most_of_a_rank"], sent)
             self.assertLess(use["most_of_a_rank"], sent + 200)
             total = use["inside_bytes"] + use["between_bytes"]
@@ -88,11 +88,12 @@ class PlanReport(EndToEnd):
         report = self.ask(TINY, "--set", "parallel.tensor_model_parallel_size=2", "--world-size", 2)
         [use] = [use for use in report["links"]["groups"] if use["group"] == "tp"]
         batch, sequence, hidden, layers = 16, 128, 128, 4
-        # Two all-reduces of a layer's output forward and two of its input's gradient backward; one
-        # for the embedding, one for the output layer's input; of two ranks each sends all of it.
+        # A layer all-reduces two outputs in forward and two input gradients in backward, plus one
+        # for the embedding and one for the output layer's input. Each of two ranks sends whole
+        # tensors.
         tensor = 4 * batch * sequence * hidden
         exact = (4 * layers + 2) * tensor
-        # Beside them the largest logit, two sums of the loss for each token, and norms.
+        # Plus the largest logit and two sums of the loss for each token, and norms.
         self.assertGreater(use["most_of_a_rank"], exact)
         self.assertLess(use["most_of_a_rank"], exact + 4 * 4 * batch * sequence)
         self.assertEqual(use["between_bytes"], 0)
@@ -115,7 +116,7 @@ class PlanReport(EndToEnd):
         parts = boxes(svg, lambda rect: rect.get("class") == "part")
         self.assert_apart(parts, 1e-6)
         self.assertEqual(len({box[1] for box in parts}), len(classes))
-        # All ranks take as long.
+        # All ranks take equally long.
         ends = [max(box[2] for box in parts if box[1] == top) for top in {box[1] for box in parts}]
         self.assertLess(max(ends) - min(ends), 0.02)
         for one, top in zip(classes, sorted({box[1] for box in parts})):
@@ -140,7 +141,7 @@ class PlanReport(EndToEnd):
         return path.read_text()
 
     def drawings(self, page):
-        """By the id of their section."""
+        """Returns the drawings by the id of their section."""
         found = {}
         for section, body in re.findall(r'<section id="(\w+)">(.*?)</section>', page, re.DOTALL):
             found[section] = [ElementTree.fromstring(svg)
@@ -174,13 +175,13 @@ class PlanReport(EndToEnd):
         [timeline] = drawings["schedule"]
         tasks = boxes(timeline, lambda rect: rect.find(SVG + "title") is not None)
         self.assertEqual(len(tasks), 2 * 2 * 4)  # ranks, directions, micro-batches
-        self.assert_apart(tasks, 0.11)  # tenths are written
+        self.assert_apart(tasks, 0.11)  # coordinates have one decimal
         for section in ("memory", "links", "buckets"):
             [svg] = drawings[section]
             width, height = float(svg.get("width")), float(svg.get("height"))
             parts = boxes(svg)
             self.assertGreater(len(parts), 1, section)
-            self.assert_apart(parts, 0.011)  # hundredths are
+            self.assert_apart(parts, 0.011)  # here they have two decimals
             for left, top, right, bottom in parts:
                 self.assertGreaterEqual(left, 0)
                 self.assertGreaterEqual(top, 0)

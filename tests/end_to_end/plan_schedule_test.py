@@ -1,4 +1,4 @@
-"""lockstep plan schedule: every option, both forms of output, the drawing, what is refused."""
+"""lockstep plan schedule: every option, both output formats, the drawing, what is refused."""
 
 import json
 import os
@@ -17,8 +17,8 @@ def plan(*arguments):
 
 
 def bubble_by_hand(ranks, chunks, costs):
-    """The share of idle time, from nothing but the lists: rounds over all ranks until no task is
-    left, each task after the one before it on its rank and after what it reads."""
+    """Computes the share of idle time from the lists alone: rounds over all ranks until no task is
+    left. A task follows the one before it on its rank and the one whose output it reads."""
     last, ended, clock, place = len(ranks) - 1, {}, [0] * len(ranks), [0] * len(ranks)
 
     def reads(rank, kind, m, c):

@@ -1,4 +1,4 @@
-"""lockstep plan groups: every option, both forms of output, what is refused, and a large world."""
+"""lockstep plan groups: every option, both output formats, what is refused, and a large world."""
 
 import json
 import resource
@@ -18,7 +18,7 @@ def plan(*arguments):
 
 
 def options(sizes):
-    """Of a case of rank_groups_golden.json."""
+    """Returns the options for a case of rank_groups_golden.json."""
     arguments = []
     for name, value in sizes.items():
         if value is None or value == [] or name == "virtual_pipeline":
@@ -69,7 +69,7 @@ class Plan(EndToEnd):
                 self.assertEqual(own["sizes"], summary["sizes"])
 
     def test_pp_may_stand_anywhere_if_dense_and_expert_layers_have_the_same_stages(self):
-        """Megatron Core asks for pp last, or as many data-parallel ranks of both."""
+        """Megatron Core requires pp last, or the same number of data-parallel ranks for both."""
         answer = self.groups("--world-size", 8, "--pipeline", 2, "--expert", 2, "--order",
                              "tp-cp-pp-ep-dp")
         self.assertEqual((answer["sizes"]["dp"], answer["sizes"]["edp"]), (4, 2))
@@ -150,7 +150,7 @@ class Plan(EndToEnd):
         self.assert_failed(result, 1, "standard output cannot be written: No space left on device")
 
     def groups_in_little_memory(self, *arguments):
-        """The answer, worked out in an address space of LIMIT bytes."""
+        """Returns the answer, computed in an address space of LIMIT bytes."""
         sanitized = "LOCKSTEP_SANITIZE:STRING=\n" not in (BUILD / "CMakeCache.txt").read_text()
         limit = resource.RLIM_INFINITY if sanitized else LIMIT  # sanitizers reserve terabytes
         result = subprocess.run(

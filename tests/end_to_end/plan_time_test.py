@@ -1,4 +1,4 @@
-"""lockstep plan time: the contract, parts that add up, machines, what is refused."""
+"""lockstep plan time: the contract, sums of the parts, machines, what is refused."""
 
 import json
 import unittest
@@ -87,7 +87,7 @@ class PlanTime(EndToEnd):
         self.assertRegex(told["name"], r"^2 CPU ranks of \d+ threads$")
         self.assertIn(b"measuring aten::mm", result.stderr)
         one, two = (self.time("--world-size", ranks, machine=path) for ranks in (1, 2))
-        # Two ranks halve the batch, and share gradients.
+        # Two ranks halve the batch, and reduce gradients.
         self.assertGreater(one["compute_ms"], 1.5 * two["compute_ms"])
         self.assertEqual(one["exposed_communication_ms"], 0)
         self.assertGreater(two["exposed_communication_ms"], 0)

@@ -27,7 +27,7 @@ class Picture:
         return [text.text for text in self.root.findall(f"{SVG}text")]
 
     def paths(self, kind):
-        """Of each path the list of its strokes, which are lists of points."""
+        """Returns for each path the list of its strokes, which are lists of points."""
         found = self.root.findall(f"{SVG}path[@class='{kind}']")
         return [[[tuple(map(float, point.split())) for point in stroke.split("L")]
                  for stroke in path.get("d").split("M")[1:]] for path in found]

@@ -1,5 +1,5 @@
-"""lockstep train --profile and lockstep trace merge: the traces of real ranks on several layouts,
-checked against the format that Perfetto reads, and what must be named in them."""
+"""lockstep train --profile and lockstep trace merge: checks the traces of real ranks on several
+layouts against the format that Perfetto reads, and for the names that they must contain."""
 
 import json
 import re
@@ -7,7 +7,7 @@ import unittest
 
 from support import LOCKSTEP, EndToEnd, launch, run
 
-# Times are written with three decimals of a microsecond.
+# Times are written with three decimals, in microseconds.
 ROUNDING = 0.0021
 TASK = re.compile(r"[FB]\d+\.\d+")
 
@@ -19,7 +19,7 @@ LAYOUTS = {
     "ep": ["parallel.expert_model_parallel_size=2", "model.num_experts=2",
            "model.moe_router_topk=1", "model.moe_router_pre_softmax=true"],
 }
-# A collective that the layout cannot do without: how its name begins, over which group.
+# A collective that each layout needs: how its name begins, and its group.
 COLLECTIVES = {
     "dp": ("(all_reduce|reduce_scatter) .*of bucket 0 ", "dp-cp"),
     "tp": ("all_reduce ", "tp"),
@@ -51,8 +51,8 @@ class Profile(EndToEnd):
         return output, [json.loads(path.read_text()) for path in traces]
 
     def check_format(self, trace):
-        """The Chrome format as Perfetto reads it: what each kind of event must have; slices of a
-        thread lie inside or beside each other."""
+        """Checks the Chrome format as Perfetto reads it: the fields of each kind of event; slices
+        of a thread are nested or disjoint."""
         rows = {}
         for event in trace["traceEvents"]:
             self.assertIn(event["ph"], {"X", "M", "i", "s", "f", "t"})

@@ -1,5 +1,5 @@
-"""Files that cannot be read, or that change, while a run goes: the program names them and ends, on
-every rank, and nothing that was there is lost."""
+"""Files that cannot be read, or that change, during a run: the program names them and ends on every
+rank, and no existing data is lost."""
 
 import json
 import os
@@ -34,7 +34,7 @@ class ReadFaultsOfRuns(Ranks):
         return output
 
     def fail_each_call(self, command, path, operations=("open", "stat", "read")):
-        """Each call on `path`; those that fail, of those that there are."""
+        """Fails each call on `path` in turn; returns their number."""
         log = self.folder / "calls"
         result = run(*command, **faults(count=log))
         self.assertEqual(result.returncode, 0, result.stderr.decode())
@@ -124,7 +124,7 @@ class ReadFaultsOfRuns(Ranks):
     def test_what_has_no_end_is_no_text(self):
         huge = self.folder / "huge"
         with open(huge, "wb") as file:
-            file.truncate(1 << 43)  # it takes no room
+            file.truncate(1 << 43)  # a sparse file
         for path, reason in (("/dev/zero", "found neither a regular file nor a pipe"),
                              (huge, f"{(1 << 43) + 1} bytes do not fit into the memory")):
             result = run(LOCKSTEP, "train", self.config, *QUICK, "--set", f"data.path={path}")
@@ -147,7 +147,7 @@ class ReadFaultsOfRuns(Ranks):
         prefix = self.dataset()
         index = pathlib.Path(f"{prefix}.idx")
         process, output = self.start_endless("--set", f"data.path={prefix}")
-        os.truncate(index, 40)  # is in memory
+        os.truncate(index, 40)  # already in memory
         before = len(metrics(output)[0])
         while len(metrics(output)[0]) < before + 20:
             self.assertIsNone(process.poll())
@@ -165,8 +165,8 @@ class ReadFaultsOfRuns(Ranks):
         self.assert_failed(result, 1, f"'{cache}/set", "Read-only file system")
 
     def readers(self, folder):
-        """The commands that read a checkpoint, and what each says of the newest one. All read its
-        manifest; those of the second list read its shard, too."""
+        """Returns the commands that read a checkpoint. All read its manifest; those of the second
+        list read its shard, too."""
         text, out = self.folder / "text", self.folder / "exported"
         inspect = (LOCKSTEP, "checkpoint", "inspect", folder)
         loading = [(LOCKSTEP, "checkpoint", "verify", folder),
@@ -176,8 +176,8 @@ class ReadFaultsOfRuns(Ranks):
         return [inspect, *loading], loading
 
     def remove_while_it_stands(self, process, folder):
-        """Once `process` stands still, its checkpoint is removed and a later one comes, as in a run
-        with checkpoint.keep = 1. Then it goes on."""
+        """Waits until `process` is stopped, replaces its checkpoint by a later one, as a run with
+        checkpoint.keep = 1 does, and continues the process."""
         newest, later = folder / "step_2", folder / "step_3"
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         self.assertTrue(os.WIFSTOPPED(status))

@@ -1,6 +1,6 @@
-"""Each call by which a file is read fails in turn. A call that fails ends the program with status 1
-and the name of the file; one that is interrupted or gives fewer bytes changes nothing; and an end of
-the file before its size is an error too, never a shorter file. docs/reliability.md has the counts."""
+"""Each call that reads a file fails in turn. A failed call ends the program with status 1 and the
+name of the file. A call that is interrupted or gives fewer bytes changes nothing. A file that ends
+before its size is an error, too, never a shorter file. docs/reliability.md has the counts."""
 
 import base64
 import collections
@@ -27,7 +27,7 @@ def gpt2_alphabet():
 
 class ReadFaults(EndToEnd):
     def prepare(self):
-        """What each run of a command finds."""
+        """Prepares the input for each run of a command."""
 
     def outcome(self, command, **environment):
         self.prepare()
@@ -36,7 +36,7 @@ class ReadFaults(EndToEnd):
         return result
 
     def one(self, phase, command, path, rule, expected):
-        """`expected`: what the command gives without faults; None where it must fail."""
+        """`expected`: the command's result without faults; None if it must fail."""
         action = rule.split(":")[1]
         result = self.outcome(command, **faults(f"{rule}:{path}"))
         if result.returncode == 0:
@@ -54,7 +54,7 @@ class ReadFaults(EndToEnd):
         return result.stdout
 
     def each_call(self, phase, command, *paths, status=1, recovers=False):
-        """`recovers`: of what can be had in another way, an error may change nothing."""
+        """`recovers`: the data can be had in another way, so an error may change nothing."""
         self.status = status
         self.broken = []
         log = self.folder / "calls"
@@ -73,7 +73,7 @@ class ReadFaults(EndToEnd):
                     if operation != "read":
                         continue
                     self.one(phase, command, path, f"read:short:{n}", expected)
-                    # The call that sees the end ends as it should.
+                    # The call that sees the end of the file behaves as usual.
                     self.one(phase, command, path, f"read:end:{n}", expected)
             if found["read"]:
                 self.one(phase, command, path, "read:short:1+", expected)
@@ -177,7 +177,7 @@ class ReadFaults(EndToEnd):
         self.result_of = lambda result: path.read_text()
         command = (READ_FILES, "metrics", folder, 6)
         self.each_call("metrics", command, str(path))
-        # Whatever failed, the lines of the iterations before are there.
+        # Whatever fails, the lines of the earlier iterations are kept.
         kept = lines[:lines.index('{"iteration":7')]
         log = self.folder / "calls"
         self.outcome(command, **faults(count=log))

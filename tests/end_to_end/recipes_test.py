@@ -1,12 +1,12 @@
-"""The recipes of configs/ for published models: their parameters are as many as published, and a
-GPU of 80 GB holds what a rank needs."""
+"""The recipes of configs/ for published models: they have as many parameters as published, and a
+rank fits in a GPU of 80 GB."""
 
 import json
 import unittest
 
 from support import LOCKSTEP, EndToEnd, run
 
-# Parameters as Hugging Face counts those of the published weights, and the GPUs of the recipe.
+# Hugging Face's count of the published parameters, and the number of GPUs of the recipe.
 PUBLISHED = {
     "gpt2_124m": (124_439_808, 8),
     "gpt2_355m": (354_823_168, 8),

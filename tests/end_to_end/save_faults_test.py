@@ -1,8 +1,8 @@
-"""Saves whose system calls fail, or in whose midst the process is killed, one after another: a
-whole checkpoint is found at any moment, and the next save leaves nothing of what was interrupted.
+"""Saves whose system calls fail, or during which the process is killed, call by call: there is a
+complete checkpoint at any moment, and the next save removes what the interrupted one left.
 
-tests/support/fault_injection.cpp makes the faults. A kill comes after each call that changes
-something, since before it all is as after the last one, and errors at every call;
+tests/support/fault_injection.cpp injects the faults. Kills come after each call that changes
+something, because the state before a call is that after the last one. Errors come at every call.
 LOCKSTEP_ALL_FAULTS=1 kills before and after every call."""
 
 import collections
@@ -28,8 +28,8 @@ def faults_of_each_call(*errors):
     return kills + [(operation, error) for error in errors for operation in CALLS]
 
 
-# As NFS has it: a rename that is to exchange two folders. It is the first one that puts a partial
-# folder in the place of this step.
+# As on NFS: a rename that should exchange two folders fails. It is the first one that puts a
+# partial folder in the place of this step.
 NO_EXCHANGE = "rename:EINVAL:1:step_5.partial -> "
 
 
@@ -56,22 +56,22 @@ class SaveFaults(EndToEnd):
         return result
 
     def newest(self, folder):
-        """(iteration, samples) of the newest checkpoint, every byte of which is good."""
+        """Verifies the newest checkpoint; returns its (iteration, samples)."""
         verified = run(LOCKSTEP, "checkpoint", "verify", folder, "--json")
         self.assertEqual(verified.returncode, 0, verified.stderr)
         found = json.loads(run(LOCKSTEP, "checkpoint", "inspect", folder, "--json").stdout)
         return found["iteration"], found["consumed_samples"]
 
     def calls_beside(self, rules, count, folder):
-        """How many calls of each operation a further rule can mean."""
+        """Returns how many calls of each operation remain for a further rule."""
         numbers = calls(count, str(folder))
         for rule in rules:
             numbers[rule.split(":")[0]] -= 1
         return numbers
 
     def each_fault(self, check, errors, before, saves, keep, *rules):
-        """For each call that `saves` make in a folder with the checkpoints `before`, and each
-        fault: `check` gets the folder after that, and the result of the program."""
+        """For each call that `saves` make in a folder with the checkpoints `before`, and for each
+        fault: passes the folder after the fault and the program's result to `check`."""
         count = self.folder / "count"
         folder = self.new_folder(*before, keep=keep)
         self.save(folder, *saves, keep=keep, **faults(*rules, count=count))
@@ -96,7 +96,7 @@ class SaveFaults(EndToEnd):
             self.assertEqual(len(os.listdir(folder / step)), 3)
 
     def check_saving_again(self, rules):
-        """Step 5 again, over an earlier checkpoint of that step."""
+        """Saves step 5 again, over an earlier checkpoint of that step."""
         def check(folder, result):
             found = self.newest(folder)
             self.assertIn(found, ((5, 1), (5, 2)))
@@ -118,7 +118,7 @@ class SaveFaults(EndToEnd):
 
     def test_what_is_aside_is_found_under_its_name_by_the_next_save_of_that_step(self):
         folder = self.new_folder("4:1", "5:1")
-        # After the first rename: the earlier step is aside, the new one not in its place.
+        # After the first rename: the earlier step is aside, the new one not yet in its place.
         self.save(folder, "5:2", expect=-signal.SIGKILL,
                   **faults(NO_EXCHANGE, "rename:kill-after:1:step_5"))
         self.assertEqual(sorted(os.listdir(folder)),
@@ -156,7 +156,7 @@ class SaveFaults(EndToEnd):
 
     def test_what_cannot_be_removed_is_named_as_what_it_is(self):
         again = self.new_folder("4:1", "5:1")
-        # The old step 5, which the new one has taken the place of.
+        # The old step 5, which the new one has replaced.
         result = self.save(again, "5:2", **faults("unlink:EACCES:1+:step_5.partial"))
         self.assertEqual(result.stderr.decode(),
                          f"'{again}/step_5.partial' cannot be removed: Permission denied\n")
@@ -214,7 +214,7 @@ class SaveFaults(EndToEnd):
             if folder.exists() else {}
 
     def check_export(self, allowed, prepare, config, *rules):
-        """Every fault of an export of "new" weights; `allowed` says what may be found after it."""
+        """Tries every fault of an export of "new" weights; `allowed` lists the possible results."""
         new = {"model.safetensors": "new", "config.json": config}
         count = self.folder / "count"
         prepare(folder := self.folder / "counted" / "hf")
@@ -289,7 +289,7 @@ class SaveFaults(EndToEnd):
         self.export(folder, "old", "older")
         left = check("unlink:EIO:1+:hf.unfinished")
         self.assertEqual(self.content(left), {"model.safetensors": "old", "config.json": "older"})
-        # What one export left, the next cannot remove either.
+        # The next export cannot remove what the first one left either.
         self.assertEqual(check("unlink:EIO:1:hf.unfinished"), left)
         self.assertEqual(self.export(folder, "new", "newer").stderr, b"")
         self.assertEqual(os.listdir(folder.parent), ["hf"])

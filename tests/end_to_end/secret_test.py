@@ -1,5 +1,5 @@
 """LOCKSTEP_SECRET: ranks that know it meet and train as without it; strangers get nothing, cost
-nothing and are counted; the secret itself is nowhere to be seen."""
+nothing and are counted; the secret itself appears nowhere."""
 
 import os
 import pathlib
@@ -22,7 +22,7 @@ REFUSED = re.compile(r"lockstep: rank 0: (\d+) connections? without the secret (
 
 
 class Recorder:
-    """Passes connections on to a port of this host, and keeps what goes either way."""
+    """Forwards connections to a port of this host, and records the bytes in both directions."""
 
     def __init__(self, port):
         self.target, self.bytes = port, b""
@@ -69,7 +69,7 @@ def connect(port, seconds=30):
 
 
 def flood(port, count, seconds=30):
-    """Strangers with and without words, all of them at once; returns what keeps them there."""
+    """Connects many strangers, silent and talking; returns their open connections."""
     words = (b"", b"GET / HTTP/1.0\r\n\r\n", bytes(range(256)) * 4, MAGIC, MAGIC + bytes(64))
     strangers = []
     for i in range(count):
@@ -77,13 +77,13 @@ def flood(port, count, seconds=30):
         try:
             strangers[-1].sendall(words[i % len(words)])
         except OSError:
-            pass  # it was closed already
+            pass  # the other side has closed it already
     return strangers
 
 
 class Secret(Ranks):
     def finish(self, processes, status=0):
-        """What each has written to standard error."""
+        """Returns the standard error of each process."""
         told = [process.communicate(timeout=120)[1].decode() for process in processes]
         for process, error in zip(processes, told):
             self.assertEqual(process.returncode, status, error)
@@ -232,7 +232,7 @@ class Secret(Ranks):
         self.assertEqual(self.refused(self.finish(ranks, 3)[0]), 1)
 
     def torchrun(self, secret):
-        """Two ranks; the shell makes out of `secret` what each of them has."""
+        """Starts two ranks; the shell expands `secret` separately for each of them."""
         script = self.folder / "rank"
         script.write_text(f"#!/bin/sh\nexport LOCKSTEP_SECRET=\"{secret}\"\n"
                           f"exec {LOCKSTEP} train {self.config}\n")

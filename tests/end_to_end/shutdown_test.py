@@ -1,5 +1,5 @@
-"""Every run ends: after success, an exception, SIGTERM and SIGKILL, under torchrun and without a
-launcher, with the right status, nothing to complain about and no process left.
+"""Every run ends, under torchrun and without a launcher: after success, an exception, SIGTERM and
+SIGKILL. It has the right status, prints no complaints and leaves no process.
 
 LOCKSTEP_SHUTDOWN_RUNS is the number of runs (default: one of each kind)."""
 
@@ -17,7 +17,7 @@ from support import LOCKSTEP, TORCHRUN, Ranks, clean_environment, end, metrics
 
 RANKS = 3
 ENDLESS = ["--set", "train.train_iters=1000000"]
-# What libtorch, libstdc++ and the shell say of an unclean end.
+# Messages of libtorch, libstdc++ and the shell about an unclean end.
 COMPLAINTS = re.compile(r"terminate called|Aborted|core dumped|Segmentation|\[[WE]\d{4} .*\.cpp:")
 
 
@@ -28,12 +28,12 @@ def processes_of(marker):
             if marker.encode() in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
         except OSError:
-            pass  # it has ended, or is not ours
+            pass  # it has ended, or is another user's
     return found
 
 
 class Run:
-    """One run of RANKS ranks. `launched` is what was started here: the ranks, or torchrun."""
+    """One run of RANKS ranks. `launched`: the processes started here, the ranks or torchrun."""
 
     def __init__(self, test, arguments, under_torchrun):
         self.test = test
@@ -55,7 +55,7 @@ class Run:
             self.launched = test.start(RANKS, *arguments, **{name: value})
 
     def ranks(self):
-        """Process ids of the ranks under torchrun, in the order of their start."""
+        """Returns the process ids of the ranks under torchrun, in the order of their start."""
         return sorted(set(processes_of(self.marker)) - {self.launched[0].pid})
 
     def wait_for_training(self):
@@ -68,7 +68,7 @@ class Run:
             time.sleep(0.05)
 
     def check_end(self, *statuses):
-        """Every launched process ends soon with its status (None: any)."""
+        """Every launched process ends soon, with its status (None: any)."""
         for process, status in zip(self.launched, statuses, strict=True):
             error = process.communicate(timeout=60)[1].decode()
             if status is not None:
@@ -86,7 +86,7 @@ class Shutdown(Ranks):
         run.check_end(*[0] * len(run.launched))
 
     def exception(self, under_torchrun):
-        """Rank 0 alone writes, and cannot."""
+        """Only rank 0 writes, and it cannot."""
         occupied = self.folder / "occupied"
         occupied.touch()
         run = Run(self, ["--output", occupied, *ENDLESS], under_torchrun)
@@ -103,7 +103,7 @@ class Shutdown(Ranks):
         run.wait_for_training()
         for process in run.launched:
             process.send_signal(signal.SIGTERM)
-        # torchrun itself answers a signal with an exception, once its ranks have ended.
+        # torchrun itself answers a signal with an exception after its ranks have ended.
         run.check_end(*[None if under_torchrun else 3] * len(run.launched))
 
     def sigkill_of_one(self, rank):

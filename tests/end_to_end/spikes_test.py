@@ -1,5 +1,5 @@
-"""Spikes of the loss, as `lockstep train` tells of them: what it writes where an update is skipped,
-and where the run goes back to a checkpoint."""
+"""Loss spikes, as `lockstep train` reports them: its output when it skips an update, and when it
+goes back to a checkpoint."""
 
 import re
 import unittest
@@ -68,7 +68,7 @@ class Spikes(EndToEnd):
             self.assertEqual(told, [(str(back), str(back))], error)
             lines = self.lines(output)
             self.assertEqual([line["iteration"] for line in lines], list(range(1, first + 3)))
-            # The spike was batch number first; those from step_N on until it are left out.
+            # The spike was in batch `first`; the batches from step_N up to this one are left out.
             expected = batches[:back] + batches[first + 1:first + 1 + first + 2 - back]
             for line, loss in zip(lines, expected):
                 self.assertLess(abs(line["lm_loss"] - loss), 1e-4 * loss)

@@ -1,6 +1,6 @@
-// One of the ranks of desync_test.py and of scripts/gpu_check. In step 3 the last rank strays, as
-// the first argument says; with "unfinished" all ranks end before an operation has. The second
-// argument is where tensors are: cpu or cuda.
+// One of the ranks of desync_test.py and of scripts/gpu_check. The first argument names the mistake
+// of the last rank in step 3; with "unfinished", all ranks end before an operation has ended. The
+// second argument is the tensors' device: cpu or cuda.
 
 #include <csignal>
 #include <cstdio>
@@ -17,7 +17,7 @@
 
 namespace {
 
-/// Five steps of four all-reduces. Sums on a device are read by the host.
+/// Five steps of four all-reduces. The host reads the sums.
 void train(const lockstep::ParallelState& state, const std::string& mistake) {
   const lockstep::ProcessGroup dp = state.group(lockstep::GroupKind::dp);
   const bool last = state.rank() == state.world_size() - 1;
@@ -34,7 +34,7 @@ void train(const lockstep::ParallelState& state, const std::string& mistake) {
       const at::Tensor grads = at::ones({numel}, state.device());
       lockstep::Work work = lockstep::all_reduce(dp, grads, lockstep::ReduceOp::sum,
                                                  "bucket " + std::to_string(bucket));
-      if (mistake == "unfinished" && step == 5) return;  // as all ranks do
+      if (mistake == "unfinished" && step == 5) return;  // on all ranks
       work.wait();
       const auto sum = grads.sum().item<double>();
       state.check_failures();
@@ -48,7 +48,7 @@ void train(const lockstep::ParallelState& state, const std::string& mistake) {
 void run(const std::string& mistake, const std::string& device) {
   lockstep::ParallelStateOptions options;
   options.timeout = std::chrono::seconds(3);
-  if (device == "cuda") {  // where kernels are loaded before the first operation
+  if (device == "cuda") {  // which loads kernels before the first operation
     options.device = {c10::kCUDA, 0};
     options.timeout = std::chrono::seconds(15);
   }

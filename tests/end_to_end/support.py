@@ -1,4 +1,4 @@
-"""What the end-to-end tests share. They run the built program as a user does."""
+"""Helpers of the end-to-end tests, which run the built program as a user does."""
 
 import functools
 import json
@@ -23,7 +23,7 @@ def has_host_transport():
 
 
 def needs_host_transport(test):
-    """Skips a test of what only the host transport has."""
+    """Skips a test of a feature that only the host transport has."""
     return unittest.skipUnless(has_host_transport(), "this build has plain Gloo's collectives, which "
                                "add in an order of their own, take memory of their own and end the "
                                "process at a message of another size (LOCKSTEP_HOST_TRANSPORT=OFF)")(test)
@@ -38,12 +38,12 @@ train {{ micro_batch_size: 2 global_batch_size: 8 train_iters: 12 eval_iters: 2 
 """
 
 
-# What makes its batch one for three ranks.
+# Makes the batch divisible by three ranks.
 BATCH_OF_3 = ["--set", "train.global_batch_size=6"]
 
 
 def clean_environment(**extra):
-    """The environment without a launcher's variables."""
+    """Returns the environment without a launcher's variables."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC", "SLURM", "OMPI", "PMIX",
              "LOCKSTEP_RUN_ID", "LOCKSTEP_SECRET")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(names)}
@@ -53,7 +53,7 @@ def clean_environment(**extra):
 
 @functools.cache
 def megatron_python():
-    """A Python with Megatron Core and libtorch, or None."""
+    """Returns a Python with Megatron Core and libtorch, or None."""
     for candidate in (os.environ.get("LOCKSTEP_MEGATRON_PYTHON"),
                       SOURCE / ".venv-megatron/bin/python"):
         if candidate and pathlib.Path(candidate).exists() and subprocess.run(
@@ -67,9 +67,9 @@ _reserved = []
 
 
 def free_port():
-    """A port of the loopback interface that nobody listens at, and which the system gives to nobody
-    else while this test runs. A program that sets SO_REUSEADDR, as every store does, can listen at
-    it, because the socket that reserves it does not listen."""
+    """Returns a loopback port that nobody listens at; the system gives it to nobody else during
+    this test. A program that sets SO_REUSEADDR, as every store does, can listen at it, because the
+    socket that reserves it does not listen."""
     holder = socket.socket()
     _reserved.append(holder)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -88,7 +88,7 @@ def torchrun(ranks, *arguments, timeout=240):
 
 
 def launch(ranks, *arguments, timeout=240, **environment):
-    """As torchrun(), without the seconds that torchrun takes to load PyTorch."""
+    """Like torchrun(), without the seconds that torchrun takes to load PyTorch."""
     port = free_port()
     processes = [subprocess.Popen(
         [str(a) for a in arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=SOURCE,
@@ -105,7 +105,7 @@ def launch(ranks, *arguments, timeout=240, **environment):
 
 
 def metrics(folder):
-    """(iterations, validations) of a metrics.jsonl."""
+    """Returns (iterations, validations) of a metrics.jsonl."""
     text = (folder / "metrics.jsonl").read_text()
     lines = [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]
     return ([l for l in lines if "lm_loss" in l], [l for l in lines if "validation_loss" in l])
@@ -150,9 +150,9 @@ class Ranks(EndToEnd):
 
     def start(self, ranks, *arguments, of_rank=None, folder_of_rank=None, leave_out=(), port=None,
               **environment):
-        """`lockstep train` as each of `ranks` ranks, but for those to leave out. `of_rank` gives
-        further arguments of single ranks, `folder_of_rank` where they run, `environment` variables
-        (None: not set) beside the launcher's."""
+        """Starts `lockstep train` as each of `ranks` ranks except those in `leave_out`. `of_rank`
+        gives additional arguments of single ranks, `folder_of_rank` their working directories,
+        `environment` variables (None: not set) in addition to the launcher's."""
         port = port or free_port()
         processes = []
         for rank in range(ranks):

@@ -1,5 +1,5 @@
-"""TensorBoard reads the event files of runs: PyPI's package, as `scripts/setup tensorboard` installs
-it."""
+"""TensorBoard reads the event files of runs; uses PyPI's package, which `scripts/setup tensorboard`
+installs."""
 
 import math
 import sys
@@ -30,14 +30,14 @@ class TensorBoard(EndToEnd):
         return result
 
     def scalars(self, output):
-        """{tag: [(step, value)]} as TensorBoard shows them."""
+        """Returns {tag: [(step, value)]} as TensorBoard shows them."""
         events = EventAccumulator(str(output / "tensorboard"), size_guidance={"scalars": 0})
         events.Reload()
         return {tag: [(event.step, event.value) for event in events.Scalars(tag)]
                 for tag in events.Tags()["scalars"]}
 
     def assert_shows(self, output):
-        """TensorBoard shows what metrics.jsonl has, in fp32."""
+        """TensorBoard shows the values of metrics.jsonl, in fp32."""
         iterations, validations = metrics(output)
         expected = {}
         for prefix, lines in (("train", iterations), ("validation", validations)):

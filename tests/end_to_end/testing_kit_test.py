@@ -1,5 +1,4 @@
-"""lockstep::testing out of an installed package: a project of a user names each mistake of its
-model."""
+"""lockstep::testing from an installed package: a user's project finds each mistake of its model."""
 
 import re
 import unittest

@@ -1,10 +1,10 @@
-"""Makes tokenizers with PyPI's tokenizers, as the families of models have them, and compares their
-ids with ours:
+"""Makes tokenizers with PyPI's tokenizers, like those of model families, and compares their ids
+with ours:
 
   PYTHON tokenizers_peer.py ENCODE_TEXTS FOLDER [MEGABYTES] [SEED]
 
 ENCODE_TEXTS is build/tests/encode_texts. Prints a line for each tokenizer; fails with the first
-text that differs, cut down."""
+text that differs, shortened."""
 
 import json
 import pathlib
@@ -87,7 +87,7 @@ def random_text(rng, length):
 
 
 def spoiled(rng, text):
-    """The bytes of a text, some of them others."""
+    """Returns the bytes of a text with some of them changed, removed or inserted."""
     data = bytearray(text.encode())
     for _ in range(max(len(data) // 50, 1)):
         place = rng.randrange(len(data) + 1)
@@ -152,7 +152,7 @@ def sentence_pieces(normalizer, pre_tokenizer, decoder, byte_fallback=True, limi
         tokenizer.normalizer = normalizer
     if pre_tokenizer:
         tokenizer.pre_tokenizer = pre_tokenizer
-    # Trained on words, as SentencePiece does it, and used on whole texts.
+    # Trained on words, as SentencePiece does, and used on whole texts.
     trainee = Tokenizer(models.BPE(unk_token="<unk>"))
     trainee.pre_tokenizer = pre_tokenizers.Metaspace()
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)] if byte_fallback else []
@@ -182,7 +182,7 @@ def with_tokens(tokenizer, *tokens):
 
 
 def whole_words(tokenizer):
-    """Some tokens lose their merges, so that ignore_merges counts; merges are written "a b"."""
+    """Removes the merges of some tokens, so that ignore_merges matters; writes merges as "a b"."""
     state = json.loads(tokenizer.to_str())
     model = state["model"]
     model["merges"] = [" ".join(m) for i, m in enumerate(model["merges"]) if i < 3000]
@@ -191,7 +191,7 @@ def whole_words(tokenizer):
 
 
 def families():
-    """Names, and tokenizers or their files."""
+    """Yields names, and tokenizers or their files."""
     yield "gpt2", byte_level([pre_tokenizers.ByteLevel(add_prefix_space=False)], ["<|endoftext|>"])
     yield "prefix", with_tokens(
         byte_level([pre_tokenizers.ByteLevel(add_prefix_space=True)], ["<s>"]),
@@ -235,7 +235,7 @@ def read_bytes(stream):
 
 
 def ours(program, file, data, part=0):
-    """Ids and decoded text of each of the texts."""
+    """Yields the ids and the decoded text of each text."""
     source = file.with_suffix(".texts")
     source.write_bytes(b"".join(struct.pack("<Q", len(d)) + d for d in data))
     command = [program, f"hf:{file}", str(part)]
@@ -252,7 +252,7 @@ def differs(program, file, peer, data, part):
 
 
 def cut_down(wrong, data):
-    """A short text that is still wrong."""
+    """Shortens a text while it is still wrong."""
     step = len(data) // 2
     while step > 0:
         for begin in range(0, len(data), step):

@@ -1,6 +1,6 @@
-"""Token ids against PyPI's tokenizers, as `scripts/setup tokenizers` installs it. The texts are
-LOCKSTEP_TOKENIZER_MEGABYTES (1) MB of many scripts, code and bytes that are no UTF-8, for each kind
-of tokenizer."""
+"""Compares token ids with PyPI's tokenizers, which `scripts/setup tokenizers` installs. The texts
+are LOCKSTEP_TOKENIZER_MEGABYTES (1) MB of many scripts, code and bytes that are not UTF-8, for each
+kind of tokenizer."""
 
 import os
 import unittest
@@ -24,7 +24,7 @@ class Tokenizers(EndToEnd):
         self.assert_commands_take(self.folder / "made/llama3/tokenizer.json")
 
     def assert_commands_take(self, file):
-        """`data build`, `train` and `generate` take the file."""
+        """`data build`, `train` and `generate` accept the file."""
         text = self.folder / "text"
         built = run(LOCKSTEP, "data", "build", "--input", text, "--tokenizer", f"hf:{file}",
                     "--append-eod", "--output", self.folder / "set")

@@ -81,7 +81,7 @@ class Train(EndToEnd):
         self.assertEqual(results[1][1:], results[0][1:])
 
     def sample(self, *settings, ranks=1):
-        """The text that a run writes at its end, and how often it read the weights it had saved."""
+        """Checks the final sample of a run; returns how often it read its saved weights."""
         arguments = [word for setting in ("train.sample_tokens=30", "train.sample_prompt=7 squared",
                                           *settings) for word in ("--set", setting)]
         count = self.folder / "calls"
@@ -103,7 +103,7 @@ class Train(EndToEnd):
         two_ranks = "parallel.tensor_model_parallel_size=2"
         self.assertGreater(self.sample("train.precision=bf16"), 0)
         self.assertGreater(self.sample(two_ranks, ranks=2), 0)
-        # A rank that holds the whole model in the arithmetic of `generate` need not load another.
+        # A rank with the whole model in the precision of `generate` need not load another one.
         self.assertEqual(self.sample(), 0)
         self.assertEqual(self.sample("train.precision=fp64"), 0)
         self.assertEqual(self.sample("ddp.use_distributed_optimizer=true",
@@ -147,7 +147,7 @@ class Train(EndToEnd):
         return [(line["iteration"], line["lm_loss"]) for line in lines if "lm_loss" in line]
 
     def begin_another_run(self, output, iterations):
-        """A new start in the folder of a run, killed before it has saved. Its lines."""
+        """Starts a new run in a run's folder and kills it before it saves. Returns its lines."""
         aside = len(list(output.glob("metrics.previous*")))
         process = self.start_endless("--output", output, "--set", "train.seed=7", "--set",
                                      "train.eval_iters=0")
@@ -170,7 +170,7 @@ class Train(EndToEnd):
     def test_lines_of_two_runs_never_stand_in_one_file(self):
         output, _ = self.train(1, "--set", "train.train_iters=6")
         first = self.losses(output)
-        # It ends before and after the iteration from which the first run goes on.
+        # The other run ends before or after the iteration from which the first run resumes.
         for number, iterations in ((2, 3), (4, 30)):
             lines = self.begin_another_run(output, iterations)
             before = self.losses(output, f"metrics.previous{f'.{number - 1}' * (number > 2)}.jsonl")
@@ -185,7 +185,7 @@ class Train(EndToEnd):
             self.assertEqual(found[:len(before)], before)
             self.assertEqual([i for i, _ in found], list(range(1, len(first) + 3)))
             first = found
-        # Nothing is told, and nothing put aside, where the file is of the run.
+        # Nothing is reported or moved aside if the file belongs to this run.
         self.assertNotIn("metrics", self.go_on(output, len(first) + 2).replace(str(output), ""))
         self.assertEqual(len(list(output.glob("metrics*"))), 5)
         self.assertEqual(self.losses(output)[:len(first)], first)

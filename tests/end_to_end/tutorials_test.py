@@ -1,4 +1,4 @@
-"""The programs of docs/tutorials: what they print on every layout, and what they refuse."""
+"""The programs of docs/tutorials: their output on every layout, and what they refuse."""
 
 import re
 import shutil
@@ -12,7 +12,7 @@ RANKS, MICROBATCHES = 4, 8  # of the schedules that own_schedule compares
 
 
 def losses_by_torch():
-    """What own_schedule trains, in one process with PyTorch alone."""
+    """Trains the model of own_schedule in one process with PyTorch alone."""
     import torch
     torch.set_default_dtype(torch.double)
 
@@ -92,7 +92,7 @@ class Tutorials(InstalledProjects):
         self.assertEqual(len(found), 4)
         for name, transfer, live in (("1F1B", 0, RANKS), ("eager 1F1B", 0, 2 * fill + 1),
                                      ("eager 1F1B", 1, 2 * fill + 1)):
-            time = busy + fill * (3 + 2 * transfer)  # as long as messages hold nobody up
+            time = busy + fill * (3 + 2 * transfer)  # as long as nobody waits for messages
             self.assertEqual(found[name, transfer], (time, round(1 - busy / time, 3), live))
         self.assertGreater(found["1F1B", 1][0], found["eager 1F1B", 1][0])
         self.assertRegex(outputs[0], r"refused: the schedule deadlocks: rank 0 waits at position 7")

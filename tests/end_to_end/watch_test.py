@@ -1,4 +1,4 @@
-"""lockstep watch: in terminals of several sizes, without one, while a run goes on and at its end."""
+"""lockstep watch: in terminals of several sizes, without one, during a run and at its end."""
 
 import fcntl
 import json
@@ -25,7 +25,7 @@ def line(iteration, loss=2.5, **fields):
 
 
 class Terminal:
-    """A program on a terminal of its own."""
+    """A program on its own terminal."""
 
     def __init__(self, test, *arguments, columns=80, rows=24, **environment):
         self.master, slave = pty.openpty()
@@ -44,12 +44,12 @@ class Terminal:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def read(self, seconds):
-        """What comes within that time; None at the end."""
+        """Returns what arrives within that time; None at the end."""
         if not select.select([self.master], [], [], seconds)[0]:
             return b""
         try:
             return os.read(self.master, 1 << 16) or None
-        except OSError:  # of a terminal that nobody has open any more
+        except OSError:  # nobody has the terminal open any more
             return None
 
     def read_until(self, pattern, timeout=30):
@@ -67,7 +67,7 @@ class Terminal:
         return self.process.wait(timeout=timeout)
 
     def last_screen(self):
-        """The lines of the last picture that has come whole."""
+        """Returns the lines of the last complete picture."""
         screens = self.output.split(LEAVE_SECOND_SCREEN)[0].split(b"\x1b[H")
         whole = [screen for screen in screens if b"\x1b[J" in screen]
         text = re.sub(rb"\x1b\[[?0-9;]*[A-Za-z]", b"", whole[-1])

@@ -1,7 +1,7 @@
 // Writes what models compute from the first windows of a text, for the tests that compare with
-// Hugging Face: logits [2, LENGTH, vocabulary] in fp32, or, where FILE ends in .safetensors, the
-// gradients of the mean loss as transformers names and shapes the weights, and registered buffers
-// as they are.
+// Hugging Face: logits [2, LENGTH, vocabulary] in fp32. If FILE ends in .safetensors, it writes the
+// gradients of the mean loss, with transformers' names and shapes of the weights, and registered
+// buffers as they are.
 // Usage: write_logits TEXT LENGTH (CHECKPOINT FILE)...
 
 #include <cstdlib>

@@ -1,5 +1,5 @@
-"""System calls that fail: the n-th of each kind, with each error that it may have, or that give or
-take fewer bytes than asked."""
+"""System calls that fail: the n-th of each kind, with each possible error, or with fewer bytes than
+requested."""
 
 import errno
 import os
@@ -24,8 +24,8 @@ ERRORS = {
     "link": ("EIO", "ENOSPC"),
     "truncate": ("EIO", "ENOSPC", "EINTR"),
 }
-CHANGES_NOTHING = ("EINTR", "short")  # the call is made again
-# A cell for each class of calls, so that the table says what was tried.
+CHANGES_NOTHING = ("EINTR", "short")  # the call is repeated
+# A cell for each class of calls, so that the table shows which were tried.
 CLASSES = {
     "opening": ("open", "mkdir", "stat", "list", "lock", "link"),
     "reading, mapping": ("read", "mmap"),
@@ -68,7 +68,7 @@ def fail_call(command):
 
 
 def calls_that_there_are(name, group):
-    """Whether a cell can have cases: a command without such calls has none."""
+    """Returns whether a cell can have cases: a command without such calls has none."""
     reads_only = name in ("verify", "evaluate")
     return not (reads_only and group in ("writing, syncing", "renaming, removing"))
 

@@ -1,4 +1,4 @@
-"""What a case of the matrix is: one fault, or a chain of the same faults, in one phase."""
+"""A case of the matrix: one fault, or a chain of the same faults, in one phase."""
 
 import collections
 import dataclasses
@@ -14,15 +14,15 @@ import typing
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "end_to_end"))
 
-LOST = "nothing lost"      # the newest complete checkpoint, what a run has told, an earlier output
-SILENT = "nothing silent"  # a status of its own and a message with the file or the rank
+LOST = "nothing lost"      # the newest complete checkpoint, the reported numbers, an earlier output
+SILENT = "nothing silent"  # each fault gives a status and a message with the file or the rank
 HUNG = "nothing hangs"     # past its timeout
 NAMED = "named in time"    # the rank that died or stopped
 LEFT = "nothing left"      # no temporary file after the next start, no process after the end
 PROMISES = (LOST, SILENT, HUNG, NAMED, LEFT)
 
-NAMING_SECONDS = 5  # for a rank that died
-SLACK_SECONDS = 10  # for a machine that does other things as well
+NAMING_SECONDS = 5  # to name a rank that died
+SLACK_SECONDS = 10  # for a machine with other work
 
 
 class Broken(Exception):
@@ -34,14 +34,14 @@ class Broken(Exception):
 
 
 class Skipped(Exception):
-    """What this machine does not allow."""
+    """This machine does not allow the fault."""
 
 
 @dataclasses.dataclass
 class Cell:
-    """A fault in a phase. `body(case)` does it once, or `body(case, planned)` where `plan(world)`
-    lists what there is to try. `count` is the number of cases of the whole matrix, `sample` that of
-    the sample."""
+    """A fault in a phase. `body(case)` runs one case, or `body(case, planned)` if `plan(world)`
+    lists what to try. `count` is the number of cases in the whole matrix, `sample` that in the
+    sample."""
     fault: str
     phase: str
     body: typing.Callable
@@ -55,17 +55,17 @@ class Cell:
 
 
 class Case:
-    """One case. Whatever it draws, it draws from `random`, which depends on the seed, the cell and
-    the number of the case alone."""
+    """One case. Everything random comes from `random`, which depends only on the seed, the cell and
+    the number of the case."""
 
     def __init__(self, world, cell, number, folder):
         self.world, self.cell, self.number, self.folder = world, cell, number, folder
         self.random = random.Random(f"{world.seed} {cell.name} {number}")
         self.faults = 0       # that took place
-        self.accepted = 0     # damages that a format without checksums cannot show
+        self.accepted = 0     # damage that a format without checksums cannot detect
         self.seconds = []     # from a death to the message that names the rank
-        self.drawn = []       # what was drawn, for the message of a case that fails
-        self.processes = []   # that may still run
+        self.drawn = []       # the random choices, for the message of a case that fails
+        self.processes = []   # that may still be running
         folder.mkdir(parents=True)
 
     def draw(self, what):
@@ -80,7 +80,7 @@ class Case:
             raise Broken(promise, found() if callable(found) else found)
 
     def limit(self, seconds):
-        """How long it may take, on a machine as fast as --patience says."""
+        """Returns the time limit, adjusted to the speed of the machine (--patience)."""
         return seconds * self.world.patience
 
     def end(self):
@@ -90,7 +90,7 @@ class Case:
 
 
 class World:
-    """What the cases of one run of the matrix share: the seed, a folder, and what is made once."""
+    """What the cases of one run of the matrix share: the seed, a folder, and inputs made once."""
 
     def __init__(self, seed, folder, patience=1, sample=False):
         self.seed, self.folder, self.patience = seed, pathlib.Path(folder), patience
@@ -100,7 +100,7 @@ class World:
         self.made = {}
 
     def once(self, key, make):
-        """make(folder), called at the first use of `key`."""
+        """Calls make(folder) at the first use of `key`."""
         with self.lock:
             lock = self.locks[key]
         with lock:
@@ -113,7 +113,7 @@ class World:
 
 
 def wait_until(condition, seconds, interval=0.005):
-    """Whether `condition()` came true in time."""
+    """Returns whether `condition()` became true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -123,19 +123,19 @@ def wait_until(condition, seconds, interval=0.005):
 
 
 def plain(name):
-    """Without the part of an index cache's name that depends on where the data set is."""
+    """Removes the part of an index cache's name that depends on the place of the data set."""
     return re.sub(r"-[0-9a-f]{8}\.samples$", ".samples", name)
 
 
 def tree_of(folder):
-    """The files and links below a folder, by their paths in it."""
+    """Returns the files and links below a folder, by their paths in it."""
     return {plain(str(path.relative_to(folder))) for path in folder.rglob("*")
             if path.is_symlink() or not path.is_dir()} if folder.exists() else set()
 
 
 def left_over(folder, tree, told=""):
-    """Files below a folder that are not in `tree`, nor of another step, nor metrics of an earlier
-    run, which are kept, and of which no message has `told` that they cannot be removed."""
+    """Returns the files below a folder that should not be there: not in `tree`, not of another
+    step, not an earlier run's metrics, and not named in `told` as impossible to remove."""
     allowed = re.compile(r"(.*/)?(metrics\.previous(\.\d+)?\.jsonl$|checkpoint/step_\d+/[^/]+$)")
     stuck = re.findall(r"'(\S+)' cannot be removed", told)
     return sorted(name for name in tree_of(folder) - tree if not allowed.match(name)

@@ -1,4 +1,4 @@
-"""Commands that are killed, stopped or told to end at a random moment, or killed at each of their
+"""Commands that are killed, stopped or terminated at a random moment, or killed at each of their
 calls in turn."""
 
 import signal
@@ -16,7 +16,7 @@ CHANGES = ("open", "write", "fsync", "rename", "unlink", "mkdir", "close", "trun
 
 
 def seconds_of(case, command):
-    """How long it takes without a fault."""
+    """Returns the seconds that the command takes without a fault."""
     def make(folder):
         command.prepare(case.world, folder)
         begin = time.monotonic()
@@ -30,7 +30,7 @@ def at_a_moment(command, number):
     def body(case):
         folder = fresh(case, command)
         whole = seconds_of(case, command)
-        # The end of the time is that of writing.
+        # Most writing happens near the end.
         share = case.draw(case.random.choice((case.random.uniform(0, 1.05),
                                               case.random.uniform(0.7, 1.05))))
         process = subprocess.Popen([str(word) for word in command.line(case.world, folder)],
@@ -61,7 +61,7 @@ def at_a_moment(command, number):
 
 
 def kills_of(command):
-    """Before and after each call that changes something, and inside each write."""
+    """Kills before and after each call that changes something, and inside each write."""
     def plan(world):
         numbers = command.undisturbed(world)[2]
         return [f"{operation}:{action}:{nth}" for operation in CHANGES

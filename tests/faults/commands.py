@@ -1,4 +1,4 @@
-"""Commands that read and write files: what they need, what they leave, and what must hold after a
+"""Commands that read and write files: their inputs and outputs, and what must hold after a
 fault."""
 
 import os
@@ -11,11 +11,11 @@ from faults import calls, faults
 from support import LOCKSTEP, run
 from training import (complete_steps, config_of, numbers_of, settings, shards_of)
 
-STEPS = 4  # iterations of the trainings here
+STEPS = 4  # iterations of the trainings in this file
 
 
 def build(world):
-    """Inputs of all commands: a text, a data set, two checkpoints and an export of the first."""
+    """Makes the inputs of all commands: texts, data sets, two checkpoints and an export of each."""
     def make(folder):
         text = folder / "text"
         text.write_text("".join(f"{i} cubed is {i ** 3}. " for i in range(500)))
@@ -42,7 +42,7 @@ def copy(source, target):
 
 
 def content_of(*paths):
-    """{name: bytes} of files, and of the files of folders."""
+    """Returns {name: bytes} of files, and of the files in folders."""
     found = {}
     for path in paths:
         names = sorted(path.rglob("*")) if path.is_dir() else [path]
@@ -55,7 +55,7 @@ QUICK = ("data build", "data build over a data set", "data merge", "verify")  # 
 
 
 class Command:
-    """`inputs` are copied into a case's folder, {folder} stands for that in the words."""
+    """`inputs` are copied into a case's folder, which replaces {folder} in the words."""
 
     def __init__(self, name, words, inputs, outputs, ranks=1, prepare=None):
         self.name, self.words, self.inputs, self.outputs = name, words, inputs, outputs
@@ -78,9 +78,9 @@ class Command:
         return run(*self.line(case.world, folder, prefix), timeout=case.limit(120), **environment)
 
     def undisturbed(self, world):
-        """(what it makes, the files that are there then, calls of each operation, seconds)"""
+        """Returns (the outputs, the files at the end, the number of calls of each operation)."""
         def make(folder):
-            # A name as long as those of the cases, since calls are counted by path.
+            # The name is as long as those of the cases, because calls are counted by path.
             self.prepare(world, folder)
             log = folder.parent / f"{folder.name}.calls"
             result = run(*self.line(world, folder), timeout=600, **faults(count=log))
@@ -90,7 +90,7 @@ class Command:
         return world.once(f"command {self.name}", make)
 
     def check_done(self, case, folder, result):
-        """After status 0: everything is there, but what a message names."""
+        """After status 0, everything is there except files that a message names."""
         expected, tree, _ = self.undisturbed(case.world)
         missing = tree - tree_of(folder)
         told = result.stderr.decode()
@@ -101,7 +101,7 @@ class Command:
                      lambda: f"status 0 with another result: {shorten(told)}")
 
     def check_again(self, case, folder, told=""):
-        """The next start does everything, and leaves nothing but what the first has `told`."""
+        """The next start does everything, and leaves nothing but what `told` of the first names."""
         result = self.run(case, folder)
         case.require(LOST, result.returncode == 0,
                      lambda: f"the next start: status {result.returncode}: "
@@ -112,11 +112,11 @@ class Command:
         case.require(LEFT, not extra, f"files {extra}")
 
     def check_between(self, case, folder):
-        """After a fault and before the next start."""
+        """Checks the state after a fault and before the next start."""
 
 
 class Conversion(Command):
-    """A command whose output is there whole, or as it was before, or not at all."""
+    """A command whose output is complete, or as it was before, or not there at all."""
 
     def __init__(self, name, words, inputs, output, over=None, sequel=False):
         super().__init__(name, words, {**inputs, **({over: output} if over else {})},
@@ -136,8 +136,8 @@ class Conversion(Command):
 
 
 class Import(Conversion):
-    """The checkpoint is there whole, or not; what lies beside it may be missing. A lock that could
-    not be removed is empty, and in nobody's way."""
+    """The checkpoint is complete or not there; files next to it may be missing. A lock that could
+    not be removed is empty, and harmless."""
 
     def __init__(self, *arguments, **more):
         super().__init__(*arguments, **more)
@@ -157,7 +157,7 @@ class Import(Conversion):
 
 
 class DataBuild(Command):
-    """The index comes last and goes first: with it, the data set is whole."""
+    """The index is written last and removed first: if it is there, the data set is complete."""
 
     def __init__(self, name, words, inputs, over=None):
         more = {f"{over}.{end}": f"out.{end}" for end in ("idx", "bin")} if over else {}
@@ -193,7 +193,7 @@ class Train(Command):
     def state(self, folder):
         step = folder / "run/checkpoint" / f"step_{self.end}"
         found = {"numbers": numbers_of(folder / "run"), "shards": shards_of(step)}
-        # Their content names the data set's path.
+        # The content of a cache contains the data set's path.
         return found | {name: len(content) > 0 for name, content in
                         content_of(folder / "cache").items()}
 
@@ -210,7 +210,7 @@ class Train(Command):
 
 
 class Reader(Command):
-    """A command that tells something: its output counts."""
+    """A command that only prints: its output is compared."""
 
     def __init__(self, name, words, inputs):
         super().__init__(name, words, inputs, lambda folder: None)
@@ -270,7 +270,7 @@ COMMANDS = {command.name: command for command in (
 
 
 def fresh(case, command):
-    """A folder with the inputs of a command."""
+    """Makes a folder with the inputs of a command."""
     folder = case.folder / "work"
     folder.mkdir()
     command.prepare(case.world, folder)

@@ -1,4 +1,4 @@
-"""Files that were damaged before they are read: flipped, cut, grown, swapped, with forged sizes."""
+"""Files that were damaged before they are read: flipped, cut, extended, swapped, forged sizes."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from commands import COMMANDS, Command, Conversion, Reader, Train, build, conten
 from support import SOURCE, LOCKSTEP, clean_environment
 from training import numbers_of, settings
 
-MEMORY = 3 << 30  # bytes that no reader of small files may take
+MEMORY = 3 << 30  # bytes; no reader of small files may take more
 FORGED = (2 ** 63 - 1, 2 ** 63, 2 ** 64 - 1, 2 ** 40, 2 ** 31, 1 << 20, 0)
 FORGED_TEXT = ("-1", "0", "4611686018427387904", "99999999999999999999999", "1e308", "nan", "3")
 
@@ -53,7 +53,7 @@ def swap(random, content, other):
 
 
 def forge_a_size(random, content, other):
-    """A number of eight bytes in the front, or, in what begins with text, any number."""
+    """Forges an eight-byte number near the beginning or, in a text file, any number."""
     if content[:8].isascii() and content[:1] in (b"{", b"f", b"m", b"i") + (b"#", b"\n"):
         numbers = list(re.finditer(rb"(?<![\w.])\d+(?![\w.])", bytes(content)))
         if numbers:
@@ -65,7 +65,7 @@ def forge_a_size(random, content, other):
 
 
 def forge_a_number_of_the_header(random, content, other):
-    """Of the JSON with which a safetensors file begins, another number of the same length."""
+    """Replaces a number in a safetensors file's JSON header by one of the same length."""
     length = int.from_bytes(content[:8], "little")
     numbers = list(re.finditer(rb"\d+", bytes(content[8:8 + length])))
     if not numbers:
@@ -83,7 +83,7 @@ OF_SAFETENSORS = DAMAGES | {"forge a number": forge_a_number_of_the_header}
 
 
 def run_measured(case, command, folder):
-    """As Command.run(), with the most memory that the process took."""
+    """Like Command.run(); also checks the peak memory of the process."""
     words = [str(word) for word in command.line(case.world, folder)]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
         process = subprocess.Popen(["timeout", "-s", "KILL", str(case.limit(120)), *words],
@@ -98,10 +98,10 @@ def run_measured(case, command, folder):
 
 
 class Kind:
-    """A kind of file. `path` in the case's folder; `other` in the inputs: what it is swapped with;
-    `strict`: every damage has to show, by a checksum or a note."""
+    """A kind of file. `path` is in the case's folder; `other`, in the inputs, is what it is swapped
+    with. `strict`: every damage must be detected, by a checksum or a note."""
 
-    fields = ()  # of which a message may name one instead of the file
+    fields = ()  # a message may name one of these instead of the file
 
     def __init__(self, name, path, other, command, strict, damages=None, count=24):
         self.name, self.path, self.other, self.command = name, path, other, command
@@ -149,14 +149,14 @@ class Kind:
 
 
 class Configuration(Kind):
-    """An error in the value of a field names the field."""
+    """An error in a field's value names the field."""
 
     fields = ("model", "parallel", "ddp", "optimizer", "data", "train", "checkpoint", "lora")
 
 
 class Metrics(Kind):
-    """A run that goes on with a damaged metrics.jsonl: what was not damaged is still there, and
-    what comes is that of an undisturbed run."""
+    """A run resumes with a damaged metrics.jsonl: undamaged lines are kept, and the new lines are
+    those of an undisturbed run."""
 
     def is_same(self, case, command, folder, result):
         expected = command.undisturbed(case.world)[0]["numbers"]
@@ -181,14 +181,14 @@ ON_SET = Train("on a data set", "data.path={folder}/set",
 
 
 def make_cache(world, folder):
-    """Runs the command once, so that its index cache is there, and takes the rest away."""
+    """Runs the command once to make its index cache, and removes everything else."""
     subprocess.run([str(word) for word in COMMANDS["index cache"].line(world, folder)], check=True,
                    capture_output=True, env=clean_environment(), cwd=SOURCE)
     shutil.rmtree(folder / "run")
 
 
 class Cached(Kind):
-    """An index of samples, whose name depends on the path of its data set."""
+    """A sample index, whose name depends on the path of its data set."""
 
     def body(self, case):
         found = []

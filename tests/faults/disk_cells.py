@@ -1,4 +1,4 @@
-"""A full disk for each output alone: a small tmpfs in a mount namespace of its own."""
+"""A full disk for one output at a time: a small tmpfs in its own mount namespace."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ PAGE = 4096
 
 
 class SmallDisk:
-    """A file system of `size` bytes at `at`, which only this namespace has."""
+    """A file system of `size` bytes at `at`, only visible in its own namespace."""
 
     def __init__(self, case, at, size):
         self.at = at
@@ -35,14 +35,14 @@ class SmallDisk:
 
 
 def bytes_of(folder):
-    """What the files below it take on a tmpfs, in pages."""
+    """Returns the bytes that the files below a folder take on a tmpfs, in whole pages."""
     return sum(-(-path.stat().st_size // PAGE) * PAGE for path in folder.rglob("*")
                if path.is_file())
 
 
 def fill(command, part):
-    """`part` of the outputs stands on the small disk. It has room for what is there already and a
-    random share of what comes."""
+    """Puts `part` of the outputs on the small disk. It has room for the existing files and a random
+    share of the new ones."""
     def body(case):
         needed = needed_bytes(case, command, part)
         folder = fresh(case, command)
@@ -68,7 +68,7 @@ def fill(command, part):
         again = command.run(case, folder, disk.enter)
         case.require(LOST, again.returncode == 0,
                      lambda: f"with room again: {shorten(again.stderr.decode())}")
-        # What other namespaces see as well lies beside it.
+        # Copies `part` from inside the namespace, and the other files from outside.
         final = case.folder / "final"
         shutil.copytree(folder, final)
         shutil.rmtree(final / part, ignore_errors=True)
@@ -82,7 +82,7 @@ def fill(command, part):
 
 
 def needed_bytes(case, command, part):
-    """How large the part is at its end, which is at least what it takes on the way."""
+    """Returns the size of the part at the end; it is never larger before that."""
     def make(folder):
         command.prepare(case.world, folder)
         result = command.run(case, folder)
@@ -99,7 +99,7 @@ PARTS = (("save", "run/checkpoint"), ("save", "run"), ("asynchronous save", "run
 
 
 def with_parent(command):
-    """The same command with its output in a folder of its own."""
+    """Returns the same command with its output in a separate folder."""
     import copy
     changed = copy.copy(command)
     changed.name += ", output apart"

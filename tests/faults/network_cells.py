@@ -1,5 +1,5 @@
-"""Two ranks on two hosts, which are network namespaces, and the link between them: lost for good,
-lost for a while, or slow."""
+"""Two ranks on two hosts (network namespaces), and the link between them: lost for good, lost for a
+while, or slow."""
 
 import subprocess
 import time
@@ -19,7 +19,7 @@ def command(*words):
 
 
 class Hosts:
-    """Two namespaces and a link; for a `with`, which takes them away."""
+    """Two namespaces and a link, as a context manager that removes them."""
 
     def __init__(self):
         tag = uuid.uuid4().hex[:6]
@@ -51,7 +51,7 @@ class Hosts:
         command("ip", "-n", self.spaces[1], "link", "set", self.links[1], state)
 
     def slow(self, rate):
-        """Both ways; Skipped where the kernel has no such queue."""
+        """Slows down both directions; raises Skipped if the kernel has no such queue."""
         for space, link in zip(self.spaces, self.links):
             made = command("tc", "-n", space, "qdisc", "add", "dev", link, "root", "tbf", "rate",
                            rate, "burst", "16kb", "latency", "400ms")
@@ -86,7 +86,7 @@ class ApartLife(Life):
 
 
 def on_two_hosts(phase, change):
-    """`change(case, hosts)` at a moment of the phase; None after it: the run ends by itself."""
+    """Calls `change(case, hosts)` in the phase; if True, both ranks must see a lost link."""
     def body(case):
         with Hosts() as hosts:
             training = begin(case, phase, OF_TWO)
@@ -111,7 +111,7 @@ def on_two_hosts(phase, change):
 
 
 def check_lost(case, life):
-    """Both end with status 1 within the timeout, and each names the other."""
+    """Both ranks end with status 1 within the timeout, and each names the other."""
     statuses = life.wait(TIMEOUT + 2 * SLACK_SECONDS)
     case.require(SILENT, all(status in (0, 1) for status in statuses),
                  lambda: f"status {statuses}: {shorten(life.text())}")

@@ -13,10 +13,10 @@ from support import SOURCE
 
 FUZZ = pathlib.Path(SOURCE) / "tests/fuzz"
 FUZZERS = pathlib.Path(SOURCE) / "build-fuzz/fuzz"
-CASES, INPUTS = 4, 250_000  # of a parser, and of a case
+CASES, INPUTS = 4, 250_000  # per parser, and per case
 SECONDS_OF_AN_INPUT = 20
-TOO_LONG = 70  # libFuzzer's exit status for an input that takes longer
-# Not detect_leaks: protobuf keeps its descriptors until the end.
+TOO_LONG = 70  # libFuzzer's exit status if an input takes longer
+# No detect_leaks: protobuf keeps its descriptors until the end.
 SANITIZERS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1"}
 
 
@@ -29,7 +29,7 @@ def parsed(name):
         found = case.folder / "corpus"
         found.mkdir()
         limit = case.limit(SECONDS_OF_AN_INPUT)
-        # A seed of 0 would be drawn by libFuzzer itself.
+        # libFuzzer would replace a seed of 0 by a random one.
         command = [program, f"-runs={INPUTS}", f"-seed={case.draw(case.random.randint(1, 2**31))}",
                    f"-timeout={limit:.0f}", "-rss_limit_mb=4096", "-max_len=65536",
                    "-print_final_stats=1", f"-artifact_prefix={case.folder}/", found,

@@ -1,4 +1,4 @@
-"""Ranks and launchers that are killed, stopped or told to end, in each phase of a training."""
+"""Ranks and launchers that are killed, stopped or terminated, in each phase of a training."""
 
 import signal
 import time
@@ -8,26 +8,26 @@ from faults import faults
 from training import (KILLED, LAYOUTS, NAMING_SECONDS, OF_SAMPLE, SEVERAL, TIMEOUT, TOTAL, Training,
                       complete_steps, ended_by_itself, settings)
 
-KILLS = 5   # of a chain: each start after the first is the next start after a kill
+KILLS = 5   # in a chain: each start after the first follows a kill
 OF_SAMPLE_KILLS = 2
 ASYNC = settings("checkpoint.async_save=true")
-# Calls that change something in a folder of checkpoints, about as many as a save makes.
+# Calls that change a checkpoint folder, with about as many as a save makes.
 CALLS = {"open": 12, "write": 12, "fsync": 8, "rename": 4, "unlink": 8, "mkdir": 2, "close": 12}
 
 
 def start_seconds(training):
-    """How long this start takes until its first iteration, by the last one of the layout."""
+    """Returns how long a start takes until its first iteration, as last measured for the layout."""
     return training.case.world.made.setdefault(f"start {training.layout}", 1.5)
 
 
 def moment_of_start(training, life):
-    """At any time from the first instruction to the first iteration, or soon after."""
+    """Waits for any moment from the first instruction to the first iteration, or soon after."""
     seconds = start_seconds(training)
     time.sleep(training.case.random.uniform(0, 1.1 * seconds))
 
 
 def moment_of_load(training, life):
-    """From just before the checkpoint is read until the first iteration with it."""
+    """Waits for a moment from just before the checkpoint is read until the first iteration."""
     seconds = start_seconds(training)
     time.sleep(training.case.random.uniform(0.4 * seconds, 1.1 * seconds))
 
@@ -64,7 +64,7 @@ def begin(case, phase, layouts=tuple(LAYOUTS)):
     launched = case.choose((True, False)) if LAYOUTS[layout][0] > 1 else False
     more = ASYNC if phase == "asynchronous save" else ()
     training = Training(case, layout, launched, *more)
-    if phase == "load":  # a checkpoint to start from
+    if phase == "load":  # makes a checkpoint to start from
         life = training.start(*settings("train.train_iters=6"))
         life.wait_for(lambda: life.iterations() >= 1)
         statuses = life.wait(120)
@@ -82,8 +82,8 @@ def choose_victims(case, training):
 
 
 def check_killed(case, training, life, victims, phase):
-    """The others end with status 1, and name a rank that was killed."""
-    # Nobody knows of a rank that dies before it has met any other, but its launcher.
+    """The other ranks end with an error, and name a rank that was killed."""
+    # If a rank dies before it has met any other, only its launcher knows.
     unknown = phase in ("start", "load") and not training.launched
     limit = TIMEOUT + SLACK_SECONDS if unknown else NAMING_SECONDS
     if victims == ["launcher"]:
@@ -111,7 +111,7 @@ def kill(phase):
                 ended_by_itself(case, life)
                 break
             if not life.send(signal.SIGKILL, victims):
-                life.wait(TIMEOUT + 2 * SLACK_SECONDS)  # a rank had not been started yet
+                life.wait(TIMEOUT + 2 * SLACK_SECONDS)  # a rank had not started yet
             else:
                 case.faults += len(victims)
                 check_killed(case, training, life, victims, phase)
@@ -121,7 +121,7 @@ def kill(phase):
 
 
 def kill_at_call(phase):
-    """Before, after or inside the n-th call that changes something of the checkpoints."""
+    """Kills before, after or inside the n-th call that changes something in the checkpoints."""
     def body(case):
         training = begin(case, phase)
         for _ in kills_of(case):
@@ -148,7 +148,7 @@ def kill_at_call(phase):
 
 
 def kill_and_restart(case):
-    """`lockstep launch --max-restarts` starts the ranks again by itself."""
+    """`lockstep launch --max-restarts` restarts the ranks by itself."""
     training = Training(case, choose_layout(case, SEVERAL), True, options=("--max-restarts", "9"))
     life = training.start()
     for _ in kills_of(case):
@@ -172,7 +172,7 @@ def kill_and_restart(case):
 
 
 def pause(phase):
-    """SIGSTOP for less than the timeout: the run goes on."""
+    """SIGSTOP for less than the timeout: the run continues."""
     def body(case):
         training = begin(case, phase)
         life = training.start()
@@ -191,7 +191,7 @@ def pause(phase):
 
 
 def stop(phase):
-    """SIGSTOP without end: the others name the rank within the timeout and end."""
+    """SIGSTOP forever: the others name the rank within the timeout and end."""
     def body(case):
         training = begin(case, phase, SEVERAL)
         life = training.start()

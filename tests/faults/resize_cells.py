@@ -1,5 +1,5 @@
-"""Runs that are killed or told to end and start again on another number of ranks and another layout:
-each goes on from the newest checkpoint, and what it tells is what one process tells."""
+"""Runs that are killed or terminated and start again with another number of ranks and another
+layout: each resumes from the newest checkpoint, and its numbers are those of one process."""
 
 import signal
 import time
@@ -10,7 +10,7 @@ from support import LOCKSTEP, run
 from training import (LAYOUTS, NUMBERS, TIMEOUT, TOTAL, Training, config_of, ended_by_itself,
                       numbers_of, settings)
 
-# With a learning rate at which rounding is not multiplied from step to step.
+# At this learning rate, rounding errors do not grow from step to step.
 FP64 = settings("train.precision=fp64", "optimizer.lr=0.002", "optimizer.min_lr=0.0002")
 LARGER = {
     "dp3 tp2": (6, settings("parallel.tensor_model_parallel_size=2")),
@@ -26,7 +26,7 @@ TOLERANCES = {NUMBERS.index("lm_loss"): 1e-12, NUMBERS.index("grad_norm"): 1e-11
 
 
 def of_one_process(world):
-    """The numbers of a run in fp64 that nothing happens to."""
+    """Returns the numbers of an undisturbed run in fp64."""
     def make(folder):
         result = run(LOCKSTEP, "train", config_of(world), "--output", folder / "run", *FP64,
                      timeout=600)
@@ -37,7 +37,7 @@ def of_one_process(world):
 
 
 class Resized(Training):
-    """A run each of whose starts has another layout."""
+    """A run in which each start has another layout."""
 
     def __init__(self, case):
         super().__init__(case, "1 rank", True)

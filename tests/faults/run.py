@@ -4,8 +4,8 @@
     run.py [--seed N] [--only CELL...] [--case N] [--scale F] [--sample] [--jobs N] [--minutes M]
            [--results FILE] [--resume] [--table FILE] [--list]
 
-Prints a line for each case, and for one that fails the command that repeats it. README.md beside it
-says what a case checks. Status 1: a promise did not hold."""
+Prints a line for each case, and for each failed one the command that repeats it. The README.md in
+this folder says what a case checks. Status 1: a promise did not hold."""
 
 import argparse
 import concurrent.futures
@@ -74,13 +74,13 @@ def number_of_cases(cell, arguments):
 
 
 def means(name, cell):
-    """Whether `name` is the cell's name or, where no cell has it, a part of it."""
+    """Returns whether `name` is the cell's name or, if no cell has that name, a part of it."""
     exact = any(each.name == name for each in CELLS)
     return name == cell.name if exact else name in cell.name
 
 
 def cases_of(world, arguments):
-    """(cell, number, what is planned for it)"""
+    """Returns the cells to run and the numbers of their cases."""
     found = []
     for cell in CELLS:
         if arguments.only and not any(means(name, cell) for name in arguments.only):
@@ -91,12 +91,12 @@ def cases_of(world, arguments):
             numbers = range(number_of_cases(cell, arguments))
         if numbers:
             found += [(cell, number) for number in numbers]
-    # Spread, so that a run that ends early has something of each cell.
+    # In mixed order, so that a run that ends early has cases of each cell.
     return sorted(found, key=lambda each: each[1] / max(1, each[0].count))
 
 
 def plan_of(world, cell):
-    """What a cell has to try, in an order that the seed decides."""
+    """Returns what a cell has to try, in an order that depends on the seed."""
     def make(_):
         import random
         plan = list(cell.plan(world))
@@ -106,7 +106,7 @@ def plan_of(world, cell):
 
 
 def carry_out(world, cell, number):
-    """Does one case; what came of it."""
+    """Runs one case; returns its outcome."""
     begin = time.monotonic()
     case = Case(world, cell, number, world.folder / re.sub(r"\W+", "-", f"{cell.name} {number}"))
     outcome = {"cell": cell.name, "fault": cell.fault, "phase": cell.phase, "case": number,
@@ -117,14 +117,14 @@ def carry_out(world, cell, number):
             if number < len(plan):
                 cell.body(case, case.draw(plan[number]))
             else:
-                outcome["result"] = "none"  # there are fewer of them
+                outcome["result"] = "none"  # the plan has fewer cases
         else:
             cell.body(case)
     except Skipped as skipped:
         outcome |= {"result": "skipped", "why": str(skipped)}
     except Broken as broken:
         outcome |= {"result": "broken", "promise": broken.promise, "why": str(broken)}
-    except Exception:  # of the harness itself, or output of the program that it cannot read
+    except Exception:  # a bug of the harness, or unreadable output of the program
         outcome |= {"result": "broken", "promise": "harness", "why": traceback.format_exc()}
     finally:
         case.end()
@@ -182,7 +182,7 @@ def main(words):
         arguments.results.write_text("")
     begin = time.monotonic()
     outcomes = list(earlier)
-    # Where syncing costs nothing, unless TMPDIR says where.
+    # In memory, where syncing is free, unless TMPDIR names another place.
     memory = "/dev/shm" if os.path.isdir("/dev/shm") and "TMPDIR" not in os.environ else None
     with tempfile.TemporaryDirectory(prefix="lockstep-faults-", dir=memory) as folder:
         world = World(arguments.seed, folder, arguments.patience, arguments.sample)
@@ -207,7 +207,7 @@ def main(words):
                     outcome = future.result()
                     if outcome:
                         outcomes.append(outcome)
-            except KeyboardInterrupt:  # those that run end, and no other begins
+            except KeyboardInterrupt:  # running cases end, and no other starts
                 pool.shutdown(cancel_futures=True)
                 raise
     print(summary(outcomes), flush=True)

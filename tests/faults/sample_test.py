@@ -1,4 +1,4 @@
-"""A few cases of the matrix of faults, always the same ones. `make faults` runs all."""
+"""A few cases of the matrix of faults, always the same ones. `make faults` runs all of them."""
 
 import sys
 import unittest
@@ -8,7 +8,7 @@ import run
 
 class Sample(unittest.TestCase):
     def test_a_few_cases_of_each_kind(self):
-        # Beside other tests everything takes longer.
+        # Everything takes longer next to other tests.
         self.assertEqual(run.main(["--sample", "--seed", "1", "--jobs", "2", "--patience", "4"]), 0)
 
     def test_what_cannot_be_meant_is_refused(self):

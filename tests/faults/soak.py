@@ -2,12 +2,12 @@
 python tests/faults/soak.py [--steps 20000] [--layouts LAYOUT ...] [--set FIELD=VALUE ...]
     [--table FILE]
 
-Each layout of tests/faults/training.py that is asked for trains with a save every 50 steps, every
-second layout in the background, and is looked at four times a second. What a process has in the
-second quarter of its steps is compared with the last quarter: the medians of descriptors, threads
-and files must be the same, and the smallest resident memory may grow by 1 MiB (--slack) at most.
---set adds settings to the trainings: with train.replica_check_interval=1 a long run also shows that
-ranks whose copies agree are never told that they differ. LOCKSTEP_BUILD says which build."""
+Each given layout of tests/faults/training.py trains with a save every 50 steps; every second layout
+saves asynchronously. Its processes are sampled four times a second. The second quarter of the steps
+is compared with the last one: the medians of descriptors and threads and the smallest number of
+files must be the same, and the smallest resident memory may grow by at most 1 MiB (--slack). --set
+adds settings to the trainings: with train.replica_check_interval=1, a long run also shows that
+there are no false alarms for ranks whose copies agree. LOCKSTEP_BUILD names the build."""
 
 import argparse
 import datetime
@@ -29,7 +29,7 @@ DEFAULT = ("1 rank", "dp2", "sharded dp2", "tp2", "pp2", "dp2 tp2 dist-opt")
 
 
 def ranks_of(launcher):
-    """The processes of the ranks that a launcher has started."""
+    """Returns the processes of the ranks that a launcher has started."""
     try:
         words = pathlib.Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     except OSError:
@@ -38,7 +38,7 @@ def ranks_of(launcher):
 
 
 def look_at(pid):
-    """What a process has now; None once it has ended."""
+    """Returns what a process uses now; None once it has ended."""
     folder = pathlib.Path(f"/proc/{pid}")
     try:
         status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
@@ -50,7 +50,7 @@ def look_at(pid):
 
 
 def last_iteration(metrics):
-    """The iteration of the last whole line."""
+    """Returns the iteration of the last complete line."""
     try:
         with metrics.open("rb") as file:
             file.seek(max(0, metrics.stat().st_size - 4096))
@@ -61,14 +61,14 @@ def last_iteration(metrics):
 
 
 def quarters(samples, steps, name, of=statistics.median):
-    """Of the second and of the last quarter of the steps."""
+    """Returns a statistic of the second and of the last quarter of the steps."""
     found = [[sample[name] for sample in samples if first < sample["iteration"] <= last]
              for first, last in ((steps / 4, steps / 2), (3 * steps / 4, steps))]
     return [of(values) if values else None for values in found]
 
 
 def soak(layout, steps, in_background, folder, pairs):
-    """The samples of each rank, and of the files."""
+    """Returns the samples of each rank, and of the files."""
     ranks, more = LAYOUTS[layout]
     output = folder / "run"
     command = [LOCKSTEP, "launch", "-n", ranks, "--starter", "own", "--", "train",
@@ -86,7 +86,7 @@ def soak(layout, steps, in_background, folder, pairs):
             sample = look_at(pid)
             if sample:
                 samples.setdefault(pid, []).append(sample | {"iteration": iteration})
-        # os.walk passes over folders that are removed meanwhile.
+        # os.walk ignores folders that are removed meanwhile.
         files.append({"iteration": iteration,
                       "files": sum(len(names) for _, _, names in os.walk(output))})
         time.sleep(EVERY_SECONDS)
@@ -96,7 +96,7 @@ def soak(layout, steps, in_background, folder, pairs):
 
 
 def judge(layout, steps, ranks, files, slack):
-    """A line of the table for each rank, and whether nothing has grown."""
+    """Returns a line of the table for each rank, and whether nothing has grown."""
     good, lines = True, []
     for rank, samples in enumerate(ranks):
         memory = quarters(samples, steps, "memory", min)

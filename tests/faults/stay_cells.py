@@ -1,5 +1,5 @@
-"""Ranks that are killed while the others stay in their processes (train.elastic = dp): new ones or
-spares take their places, or the run goes on with fewer."""
+"""Ranks that are killed while the others keep their processes (train.elastic = dp): new processes
+or spares replace them, or the run continues with fewer."""
 
 import signal
 import time
@@ -15,7 +15,7 @@ COPIES = settings("checkpoint.in_memory_replicas=1")
 
 
 def wait_for_moment(case, training, life):
-    """In a step, in a save, or soon after the last kill, while ranks meet and resume."""
+    """Waits for a step, a save, or soon after the last kill, when ranks meet and resume."""
     kind = case.random.choice(("step", "save", "meeting"))
     if kind == "meeting" and case.faults:
         time.sleep(case.random.uniform(0, 1.5))
@@ -28,7 +28,7 @@ def wait_for_moment(case, training, life):
 
 
 def kill_some(case, training, life, kills, several):
-    """Kills one rank, or two. Those that stay have the processes that they had."""
+    """Kills one rank, or two. The remaining ranks must keep their processes."""
     kept = {}
     for _ in range(kills):
         wait_for_moment(case, training, life)
@@ -63,13 +63,13 @@ def resume_from_memory(case):
 
 
 def replace_by_spares(case):
-    """Spares are killed, too. A restart covers what they do not."""
+    """Spares are killed, too. A restart replaces the ranks that they cannot."""
     replace(case, *(COPIES if case.random.random() < 0.5 else ()),
             spares=case.draw(case.random.randint(1, 3)))
 
 
 class Shrinking(Resized):
-    """Starts on a layout with several data-parallel ranks."""
+    """Starts with a layout of several data-parallel ranks."""
 
     copies = ()
 

@@ -1,5 +1,5 @@
-"""Strangers at the ports of a run: clients that send garbage, that send nothing, and floods of
-them, at the port where the ranks meet and at those of their connections."""
+"""Strangers at the ports of a run: clients that send garbage or nothing, and floods of them, at the
+port where the ranks meet and at those of their connections."""
 
 import errno
 import pathlib
@@ -16,7 +16,7 @@ GREETINGS = (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x0
 
 
 def listening_ports(pids):
-    """The ports of loopback at which processes listen."""
+    """Returns the loopback ports at which processes listen."""
     ports = set()
     for pid in pids:
         folder = pathlib.Path(f"/proc/{pid}")
@@ -33,7 +33,7 @@ def listening_ports(pids):
 
 
 class Strangers(threading.Thread):
-    """Connects to the ports of a life again and again, until it ends."""
+    """Connects to the ports of a life again and again, until end() is called."""
 
     def __init__(self, case, life, number, behave):
         super().__init__(daemon=True)
@@ -75,7 +75,7 @@ def send_garbage(random, client):
 
 
 def send_nothing(random, client):
-    """Holds the connection."""
+    """Keeps the connection open."""
 
 
 def send_slowly(random, client):

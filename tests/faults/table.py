@@ -1,4 +1,4 @@
-"""The results of the matrix as Markdown: a row for each fault, with its phases."""
+"""Formats the results of the matrix as Markdown: a row for each fault, with its phases."""
 
 import collections
 import statistics
@@ -7,7 +7,7 @@ RUN = ("held", "broken")
 
 
 def phase_of(cell, outcomes):
-    """"save 24 / 24": cases that held and that were run; None where there is nothing to try."""
+    """Returns "save 24 / 24": cases that held and that were run; None if there are none."""
     mine = [o for o in outcomes if o["cell"] == cell.name]
     if mine and all(o["result"] == "none" for o in mine):
         return None

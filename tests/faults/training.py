@@ -1,4 +1,4 @@
-"""Trainings of one to four ranks that something happens to, and what must hold after it."""
+"""Trainings of one to four ranks that suffer faults, and what must hold afterwards."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ LAYOUTS = {
                                      "ddp.use_distributed_optimizer=true")),
 }
 SEVERAL = [name for name, (ranks, _) in LAYOUTS.items() if ranks > 1]
-OF_SAMPLE = ("dp2", "pp2")  # each layout costs an undisturbed run
+OF_SAMPLE = ("dp2", "pp2")  # each layout costs one undisturbed run
 
 
 def write_config(folder):
@@ -65,7 +65,7 @@ def config_of(world):
 
 
 def numbers_of(output):
-    """What each whole line of metrics.jsonl says, without what differs from run to run."""
+    """Returns the reproducible values of each complete line of metrics.jsonl."""
     path = output / "metrics.jsonl"
     if not path.exists():
         return []
@@ -75,15 +75,15 @@ def numbers_of(output):
 
 
 def complete_steps(folder):
-    """The iterations whose checkpoints stand under their names."""
+    """Returns the iterations of the complete checkpoints."""
     found = (re.fullmatch(r"step_(\d+)", path.parent.name)
              for path in folder.glob("step_*/manifest.textproto"))
     return sorted(int(match[1]) for match in found if match)
 
 
 def newest_step(folder):
-    """The iteration that counts as the newest: the first complete one of `latest`, whose replacement
-    is what makes a checkpoint count, else the highest; 0: there is none."""
+    """Returns the iteration of the newest checkpoint, or 0. It is the first complete one in
+    `latest`, because replacing that file makes a checkpoint count; without one, the highest."""
     complete = complete_steps(folder)
     latest = folder / "latest"
     listed = re.findall(r"^step_(\d+)$", latest.read_text(), re.M) if latest.exists() else []
@@ -96,7 +96,7 @@ def shards_of(step):
 
 
 def undisturbed(world, layout):
-    """The numbers and the last shards of a run of the layout that nothing happens to."""
+    """Returns the numbers, the last shards and the files of an undisturbed run of the layout."""
     def make(folder):
         ranks, more = LAYOUTS[layout]
         result = run(LOCKSTEP, "launch", "-n", ranks, "--starter", "own", "--", "train",
@@ -147,9 +147,9 @@ class Life:
         return "\n".join(path.read_text(errors="replace") for path in chosen)
 
     def iterations(self):
-        """How many iterations this life has told of."""
+        """Returns the number of iterations that this life has reported."""
         found = len(re.findall(r"^iteration +\d+/", self.text(0), re.M))
-        if found and self.start_key:  # how long such a start takes
+        if found and self.start_key:  # remembers how long such a start takes
             self.case.world.made[self.start_key] = time.monotonic() - self.began
             self.start_key = None
         return found
@@ -164,12 +164,12 @@ class Life:
         return any(process.poll() is not None for process in self.processes)
 
     def wait_for(self, reached, seconds=120):
-        """Until reached() or an end; whether it was reached."""
+        """Waits until reached() or until a process ends; returns whether none has ended."""
         wait_until(lambda: reached() or self.any_ended(), self.case.limit(seconds), 0.001)
         return not self.any_ended()
 
     def pids(self):
-        """The process of each rank that there is, by rank; of a spare by its process."""
+        """Returns the process of each running rank, by rank; a spare is listed by its process."""
         if not self.launched:
             return {rank: process.pid for rank, process in enumerate(self.processes)
                     if process.poll() is None}
@@ -191,11 +191,11 @@ class Life:
         return found
 
     def send(self, number, victims):
-        """A signal to ranks, or to the launcher; whether all of them were there to take it."""
+        """Sends a signal to ranks, or to the launcher; returns whether all of them were there."""
         if victims == ["launcher"]:
             self.processes[0].send_signal(number)
             return True
-        # Not twice: a rank that ends as its peer dies has not been killed.
+        # No second look-up: a rank that ends because its peer dies was not killed.
         pids = self.pids()
         for victim in victims:
             if victim in pids:
@@ -206,8 +206,8 @@ class Life:
         return all(victim in pids for victim in victims)
 
     def wait(self, seconds, victims=(), naming=None):
-        """Until every process has ended: their statuses. `naming`: how soon after now the output
-        names each victim, None: within `seconds`."""
+        """Waits until every process has ended; returns their statuses. The output must name a
+        victim within `naming` seconds from now (None: within `seconds`)."""
         case, begin = self.case, time.monotonic()
         survivors = [index for index in range(len(self.processes))
                      if self.launched or index not in victims]
@@ -241,7 +241,7 @@ class Life:
 
 
 class Training:
-    """A run of a layout that is started again and again in one folder."""
+    """A run of a layout that is started again and again in the same folder."""
 
     def __init__(self, case, layout, launched, *more, options=()):
         self.case, self.layout, self.launched, self.options = case, layout, launched, options
@@ -252,7 +252,7 @@ class Training:
             f"checkpoint.load={self.checkpoints}", "checkpoint.load_if_present=true",
             f"parallel.distributed_timeout_seconds={case.limit(TIMEOUT)}"), *more)
         self.lives = 0
-        self.known = 0  # the newest checkpoint that a life has told to be complete
+        self.known = 0  # the newest checkpoint that a life has reported as complete
 
     def start(self, *extra, **environment):
         self.newest = newest_step(self.checkpoints)
@@ -260,7 +260,7 @@ class Training:
         return Life(self, self.lives, extra, environment)
 
     def judge(self, life):
-        """After a life that has ended, in whatever way."""
+        """Checks the state after a life has ended, in whatever way."""
         case = self.case
         life.check_nothing_runs()
         told = life.text()
@@ -287,7 +287,7 @@ class Training:
         return found
 
     def finish(self):
-        """One more start, which nothing happens to: it ends as an undisturbed run does."""
+        """Starts once more, undisturbed: the run ends like an undisturbed one."""
         life = self.start()
         statuses = life.wait(240)
         self.case.require(SILENT, statuses == [0] * len(statuses),
@@ -309,7 +309,7 @@ class Training:
 
 
 def ended_by_itself(case, life):
-    """A life that has ended before anything happened to it is good if it has done everything."""
+    """A life that ended before its fault must have finished all its work."""
     statuses = life.wait(60)
     if statuses != [0] * len(statuses):
         raise Broken(SILENT, f"ended without a fault: {statuses}: {shorten(life.text())}")

@@ -1,4 +1,4 @@
-// gzip and zstd, in pieces of two sizes. A mebibyte of what they hold is read.
+// gzip and zstd, in pieces of two sizes. Reads up to a mebibyte of the contents.
 
 #include <algorithm>
 #include <string>
@@ -49,8 +49,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       fuzz::check(small.text == large.text, "and give the same text");
       continue;
     }
-    // zstd drops what it decompressed in the call that finds a damage, and takes a frame that it
-    // has as a whole whatever its window.
+    // zstd discards the output of the call that finds damage, and accepts a frame that it has
+    // completely, whatever its window.
     fuzz::check(small.text.starts_with(large.text) || large.text.starts_with(small.text),
                 "the text in front of a damage is the same");
   }

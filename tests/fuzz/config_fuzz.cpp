@@ -1,4 +1,4 @@
-// The configuration's text and its overrides, which follow the first NUL, one a line.
+// The configuration's text and, after the first NUL, its overrides, one per line.
 
 #include <string>
 #include <vector>

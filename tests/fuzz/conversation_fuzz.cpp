@@ -1,4 +1,4 @@
-// A line of a conversation, beside nlohmann's reader, and what the templates make of it.
+// A line of a conversation, compared with nlohmann's reader, and the templates' output for it.
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -22,7 +22,7 @@ bool is_message(const Json& json) {
   return role == "system" || role == "user" || role == "assistant";
 }
 
-/// Whether a line may be taken, by nlohmann's reading of it.
+/// Whether a line may be accepted, as nlohmann reads it.
 bool is_conversation(std::string_view line) {
   const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return false;
@@ -60,8 +60,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fuzz::check(is_conversation(line), "what was taken is a conversation");
     check_texts(conversation);
   } catch (const FileError&) {
-    // A NUL or a byte order mark in front, numbers beyond fp64 and many levels are refused here
-    // alone.
+    // Only our parser refuses a leading NUL or byte order mark, numbers beyond fp64 and deep
+    // nesting.
   }
   return 0;
 }

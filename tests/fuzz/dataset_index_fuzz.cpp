@@ -1,4 +1,4 @@
-// Megatron's .idx. Whoever accepts one reads and samples it.
+// Megatron's .idx. An accepted one is read and sampled.
 
 #include <numeric>
 

@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <string_view>
 
-/// What libFuzzer calls, and replay.cpp where there is none: `data` is what the parser gets. A
-/// parser may refuse it by its own kind of error alone; anything else ends the process.
+/// Called by libFuzzer, or by replay.cpp where there is none. `data` is the parser's input. A
+/// parser may refuse it only with its own kind of error; anything else ends the process.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace lockstep::fuzz {

@@ -1,4 +1,4 @@
-// Any bytes as a text that is encoded, at once and in parts.
+// Encodes arbitrary bytes as a text, at once and in parts.
 
 #include "lockstep/tests/fuzz/fuzz.h"
 #include "lockstep/tests/fuzz/tokenizer_check.h"

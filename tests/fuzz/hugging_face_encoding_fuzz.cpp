@@ -1,4 +1,4 @@
-// Any bytes as a text that is encoded by tokenizers of both kinds, at once and in parts.
+// Encodes arbitrary bytes as a text with tokenizers of both kinds, at once and in parts.
 
 #include "lockstep/datasets/hugging_face_tokenizer.h"
 #include "lockstep/tests/fuzz/fuzz.h"

@@ -7,7 +7,7 @@
 
 namespace lockstep::fuzz {
 
-/// A tokenizer.json with bytes as its first 256 tokens, and with the steps that Qwen's has.
+/// A tokenizer.json whose first 256 tokens are the bytes, with the steps of Qwen's.
 inline nlohmann::json byte_level_sample() {
   using Json = nlohmann::json;
   Json vocab;
@@ -48,7 +48,7 @@ inline nlohmann::json byte_level_sample() {
           {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", kept}}}};
 }
 
-/// One with characters, as Llama 2's.
+/// One with characters, like Llama 2's.
 inline nlohmann::json sentence_sample() {
   using Json = nlohmann::json;
   const std::string space = "\xE2\x96\x81";

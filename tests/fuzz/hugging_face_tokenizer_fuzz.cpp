@@ -1,4 +1,4 @@
-// A tokenizer.json, whole; and as changes to one that is good: a JSON merge patch.
+// The input as a whole tokenizer.json, and as a JSON merge patch to a good one.
 
 #include "lockstep/core/error.h"
 #include "lockstep/datasets/hugging_face_tokenizer.h"

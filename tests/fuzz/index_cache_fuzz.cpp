@@ -1,4 +1,4 @@
-// The cache of sample indices, with the checksum that it lacks.
+// The cache of sample indices. The target appends the checksum.
 
 #include <string>
 

@@ -1,4 +1,4 @@
-// Lines of JSON, beside nlohmann's reader. The first byte says in which pieces they come.
+// Lines of JSON, compared with nlohmann's reader. The first byte sets the size of the pieces.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -22,8 +22,8 @@ class Text : public JsonLineParser::Strings {
   std::string value;
 };
 
-/// What only one of the two takes: NaN and Infinity, numbers beyond fp64, a byte order mark, NUL as
-/// the end, any number of levels.
+/// Inputs that only one of the two accepts: NaN and Infinity, numbers beyond fp64, a byte order
+/// mark, NUL as the end, any nesting depth.
 bool may_differ(const std::string& line) {
   const size_t levels =
       std::count(line.begin(), line.end(), '[') + std::count(line.begin(), line.end(), '{');

@@ -1,4 +1,4 @@
-// A launcher's variables, NAME=VALUE, one a line.
+// A launcher's variables as NAME=VALUE, one per line.
 
 #include <map>
 #include <string>

@@ -1,4 +1,4 @@
-// The text of a checkpoint's manifest, to which the line with the checksum is added.
+// The text of a checkpoint's manifest. The target appends the line with the checksum.
 
 #include <cstdio>
 #include <string>

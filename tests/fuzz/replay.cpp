@@ -1,4 +1,4 @@
-// Runs a fuzz target without libFuzzer: every file of a folder, and mutations of them that are the
+// Runs a fuzz target without libFuzzer: on every file of a folder, and on mutations of them, the
 // same in every run. Usage: TARGET FOLDER [MUTATIONS]
 
 #include <algorithm>

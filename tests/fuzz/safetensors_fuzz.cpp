@@ -1,4 +1,4 @@
-// The front of a safetensors file; the tensors' bytes may be thought behind it.
+// The start of a safetensors file. The tensors' bytes need not follow.
 
 #include "lockstep/checkpoint/safetensors_header.h"
 #include "lockstep/core/error.h"

@@ -1,5 +1,5 @@
-// Requests to a store behind a secret, as they come from a connection: read, answered, and read
-// again where they are cut off.
+// Requests to a store behind a secret, as they come from a connection. They are read, answered, and
+// read again without what follows and cut off.
 
 #include <string>
 #include <string_view>

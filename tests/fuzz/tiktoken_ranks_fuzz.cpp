@@ -1,4 +1,4 @@
-// tiktoken's rank file, of which the lines of the 256 bytes may be left out.
+// tiktoken's rank file. The lines of the 256 bytes may be missing.
 
 #include <string>
 

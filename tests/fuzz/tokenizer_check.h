@@ -8,7 +8,7 @@
 
 namespace lockstep::fuzz {
 
-/// A tokenizer of any vocabulary gives every text back.
+/// Checks that the tokenizer of any vocabulary decodes to the original text.
 inline void check_tokenizer(Gpt2Vocabulary vocabulary) {
   Gpt2Tokenizer tokenizer(std::move(vocabulary));
   const std::string text =
@@ -20,7 +20,7 @@ inline void check_tokenizer(Gpt2Vocabulary vocabulary) {
   check(tokenizer.encode(text) == ids, "the same ids again");
 }
 
-/// The lines of the 256 bytes, with the ids 0 to 255.
+/// The lines for the 256 bytes, with the ids 0 to 255.
 inline std::string ranks_of_bytes() {
   constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::string lines;

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the tests of CUDA share. Where there is no device a test does its part on the CPU, so that
-// mistakes in it are seen, and is skipped then.
+// Shared by the CUDA tests. Without a device, a test runs its CPU part, so that mistakes in it
+// show, and is then skipped.
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ inline at::Tensor wave(int64_t n, double speed, at::ScalarType dtype) {
   return at::sin(at::arange(n, at::kDouble) * speed).to(dtype);
 }
 
-/// The largest difference, in parts of the largest expected value.
+/// The largest difference, relative to the largest expected value.
 inline double relative_distance(const at::Tensor& found, const at::Tensor& expected) {
   const at::Tensor wide = expected.to(at::kDouble);
   const at::Tensor apart = (found.cpu().to(at::kDouble) - wide).abs().max();

@@ -1,4 +1,4 @@
-// Experts on a GPU. Every test is skipped where there is none.
+// Experts on a GPU. Without one, all tests are skipped.
 
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ struct Products {
   at::Tensor y, of_x, of_weight, of_bias;
 };
 
-/// Experts 1 and 3 of four have no rows; the last 8 rows, of NaN, are nobody's.
+/// Experts 1 and 3 of four have no rows; the last 8 rows are NaN and belong to no expert.
 Products products(at::ScalarType dtype, c10::Device device, at::ScalarType computed) {
   const auto on_device = [&](const at::Tensor& values) {
     return values.to(dtype).to(device, computed).requires_grad_(true);
@@ -56,7 +56,7 @@ TEST_F(CudaExperts, ProductsEqualTheCpusAndExpertsWithoutRowsHaveGradientsOfZero
   for (const auto& [dtype, tolerance] :
        std::vector<std::pair<at::ScalarType, double>>{{at::kBFloat16, 0.03}, {at::kFloat, 1e-4}}) {
     const Products expected = products(dtype, at::kCPU, at::kDouble);
-    // Freed blocks of NaN, for what is handed out without values.
+    // Frees blocks of NaN, so that uninitialized memory is likely to hold NaN.
     for (int i = 0; i < 4; ++i)
       at::full({4, 48, 32}, std::nan(""), at::TensorOptions(kGpu).dtype(dtype));
     const Products found = products(dtype, kGpu, dtype);

@@ -1,4 +1,4 @@
-"""scripts/gpu_check without its programs: the table, limits of time, failures, sizes, comparisons."""
+"""scripts/gpu_check without its programs: the table, time limits, failures, sizes, comparisons."""
 
 import json
 import pathlib

@@ -84,8 +84,8 @@ TEST(Kernels, AdamWWithNarrowGradientsAndMomentsEqualsTheCpu) {
       LOCKSTEP_NEEDS_CUDA();
       const Tensors gpu = on_cuda(before);
       three_steps_of_adamw(gpu, at::zeros_like(cpu_low, kCuda));
-      // A moment in the middle between two bf16 numbers may be rounded either way, and each of the
-      // three updates changes with it.
+      // A moment halfway between two bf16 numbers may be rounded either way, which changes each of
+      // the three updates.
       expect_close({gpu[0]}, {cpu[0]}, 2e-4);
       expect_close({gpu[2], gpu[3]}, {cpu[2], cpu[3]}, 0.01);
     }
@@ -156,7 +156,7 @@ TEST(Kernels, FingerprintsEqualThoseOfTheCpu) {
     }
 }
 
-// libtorch's own operator for that has no bf16 on CUDA.
+// libtorch's own operator for this has no bf16 on CUDA.
 TEST(Kernels, NarrowGradientsAreDividedInFp32) {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
     const at::Tensor grad = wave(5001, 0.37, dtype) * 100;
@@ -172,7 +172,7 @@ TEST(Kernels, NarrowGradientsAreDividedInFp32) {
   }
 }
 
-/// Output and gradients of a product for each of three experts.
+/// Output and gradients of one product for each of three experts.
 Tensors through_experts(const std::vector<int64_t>& rows, c10::Device device,
                         at::ScalarType dtype) {
   const auto leaf = [&](std::vector<int64_t> shape, double speed) {
@@ -187,7 +187,7 @@ Tensors through_experts(const std::vector<int64_t>& rows, c10::Device device,
   return {output.detach(), input.grad(), weight.grad()};
 }
 
-// In bf16 one launch of at::_grouped_mm; an expert without rows has a product of inner size 0.
+// In bf16, this is one launch of at::_grouped_mm. An expert without rows has inner size 0.
 TEST(Kernels, AnExpertWithoutRowsHasAGradientOfZeros) {
   const std::vector<std::vector<int64_t>> routes = {{24, 0, 0}, {0, 24, 0}, {16, 0, 8}, {8, 8, 8}};
   for (const std::vector<int64_t>& rows : routes) {
@@ -205,7 +205,7 @@ TEST(Kernels, AnExpertWithoutRowsHasAGradientOfZeros) {
   }
 }
 
-/// Output, and gradients of queries, keys and values, of causal attention in two blocks of keys.
+/// Output and gradients of queries, keys and values for causal attention in two blocks of keys.
 Tensors through_blocks(c10::Device device, at::ScalarType dtype) {
   constexpr int64_t kLength = 32, kHalf = kLength / 2;
   const auto values = [&](int64_t heads, double speed) {
@@ -213,7 +213,7 @@ Tensors through_blocks(c10::Device device, at::ScalarType dtype) {
         .view({kLength, 2, heads, 16})
         .to(device, dtype);
   };
-  // The second half of the queries sees itself and the kHalf tokens before it: a window.
+  // The second half of the queries attends to itself and to the kHalf tokens before it: a window.
   const at::Tensor query = values(4, 0.7).slice(0, kHalf), key = values(2, 0.3),
                    value = values(2, 1.1), grad = values(4, 0.9).slice(0, kHalf);
   const AttentionKernel kernel = attention_kernel(query);
@@ -242,7 +242,7 @@ TEST(Kernels, BlocksOfContextParallelAttentionEqualTheCpu) {
     expect_close(through_blocks(kCuda, narrow), expected, 0.04);
 }
 
-/// Output, and gradients of queries, keys and values, of two key heads under four query heads.
+/// Output and gradients of queries, keys and values, with two key heads for four query heads.
 Tensors through_groups(c10::Device device, at::ScalarType dtype) {
   const auto values = [&](int64_t heads, double speed) {
     return wave(24 * 2 * heads * 16, speed, at::kDouble)
@@ -265,7 +265,7 @@ TEST(Kernels, GroupedQueriesEqualTheCpu) {
     expect_close(through_groups(kCuda, narrow), expected, 0.04);
 }
 
-/// Two gradients of a weight of `dtype`, added to a buffer in fp32.
+/// Adds two gradients of a weight of `dtype` to a buffer in fp32.
 at::Tensor through_buffer(c10::Device device, at::ScalarType dtype) {
   const auto matrix = [&](int64_t rows, int64_t columns, double speed) {
     return wave(rows * columns, speed, at::kDouble).view({rows, columns}).to(device, dtype);

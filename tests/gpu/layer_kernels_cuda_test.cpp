@@ -1,4 +1,4 @@
-// Kernels of layers against the CPU's, forward and backward.
+// Layer kernels compared with the CPU's, forward and backward.
 
 #include <limits>
 #include <vector>
@@ -18,7 +18,7 @@ using Results = std::vector<at::Tensor>;
 
 const auto kLayerDtypes = {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf};
 
-/// A rounding of the largest value, or several in fp32 and fp64.
+/// One rounding of the largest value; several in fp32 and fp64.
 double layer_tolerance(at::ScalarType dtype) {
   if (dtype == at::kDouble) return 1e-13;
   return dtype == at::kFloat ? 1e-5 : 0.01;
@@ -50,7 +50,7 @@ Results norm_results(c10::Device device, kernels::NormKind kind, int64_t width,
 TEST(LayerKernels, NormsEqualTheCpu) {
   for (const auto kind : {kernels::NormKind::rms, kernels::NormKind::layer})
     for (const auto dtype : kLayerDtypes)
-      for (const int64_t width : {33, 4096, 13000}) {  // the last one fits no shared memory
+      for (const int64_t width : {33, 4096, 13000}) {  // the last one exceeds shared memory
         const Results cpu = norm_results(at::kCPU, kind, width, dtype);
         LOCKSTEP_NEEDS_CUDA();
         expect_same(norm_results(kCuda, kind, width, dtype), cpu, dtype);
@@ -160,7 +160,7 @@ TEST(LayerKernels, ProductsOf8BitsEqualTheCpu) {
         const Results cpu = results(at::kCPU);
         LOCKSTEP_NEEDS_CUDA();
         const Results cuda = results(kCuda);
-        // The fast sums of the second have fewer bits.
+        // The fast accumulation of the second product has fewer bits.
         expect_same({cuda[0]}, {cpu[0]}, rows ? at::kBFloat16 : dtype);
         expect_same({cuda[1]}, {cpu[1]}, at::kBFloat16);
       }

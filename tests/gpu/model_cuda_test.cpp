@@ -1,4 +1,4 @@
-// Training on one GPU against the CPU, for what changes the model or its step.
+// Training on one GPU compared with the CPU, for options that change the model or its step.
 
 #include <cmath>
 #include <ostream>
@@ -25,7 +25,7 @@ using Overrides = std::vector<std::string>;
 struct ModelCase {
   std::string name;
   Overrides overrides;
-  double tolerance = 1e-8;  ///< of losses and norms, in parts of the CPU's
+  double tolerance = 1e-8;  ///< of losses and norms, relative to the CPU's
 };
 
 void PrintTo(const ModelCase& model, std::ostream* out) { *out << model.name; }
@@ -44,7 +44,7 @@ class CudaTraining : public ::testing::TestWithParam<ModelCase> {
         "test", all);
   }
 
-  /// Losses and norms of six steps, and the loss of a validation. The CPU has no graphs.
+  /// Losses and norms of six steps, and the validation loss. The CPU has no graphs.
   std::vector<double> curve(c10::Device device, Overrides overrides) const {
     if (device.is_cpu())
       std::erase_if(overrides, [](auto& field) { return field.starts_with("train.cuda_graph="); });
@@ -59,7 +59,7 @@ class CudaTraining : public ::testing::TestWithParam<ModelCase> {
     return values;
   }
 
-  /// What train.deterministic switches on stays on.
+  /// Resets the switches that train.deterministic sets.
   void TearDown() override { at::globalContext().setDeterministicAlgorithms(false, false); }
 
   TemporaryFolder folder_;
@@ -121,7 +121,7 @@ const ModelCase kModels[] = {
 INSTANTIATE_TEST_SUITE_P(Models, CudaTraining, ::testing::ValuesIn(kModels),
                          [](const auto& info) { return info.param.name; });
 
-/// Calls that make the host wait for the device, in three steps.
+/// Number of calls in three steps that make the host wait for the device.
 int64_t waits_of_three_steps(Trainer& trainer, bool on_cuda) {
   namespace profiler = torch::profiler::impl;
   std::set<profiler::ActivityType> activities = {profiler::ActivityType::CPU};
@@ -151,7 +151,7 @@ TEST_P(CudaWaits, ADenseStepWaitsForItsDeviceOnce) {
   for (int step = 0; step < 2; ++step) trainer.train_step();
   const int64_t waits = waits_of_three_steps(trainer, on_cuda);
   LOCKSTEP_NEEDS_CUDA();
-  // One more: where Kineto begins or ends.
+  // One more at the start or end of Kineto.
   EXPECT_LE(waits, 3 + 1);
   EXPECT_GE(waits, 3) << "the loss was not read";
 }

@@ -1,5 +1,5 @@
-"""scripts/gpu_check from end to end on this machine: what travels is made, every stage goes as far as
-it can without a GPU, and the stage of the layouts runs whole, with the CPU in the GPU's place."""
+"""scripts/gpu_check from end to end on this machine: the bundle is made, every stage runs as far as
+it can without a GPU, and the layout stage runs completely, with the CPU instead of the GPU."""
 
 import os
 import pathlib
@@ -136,7 +136,7 @@ class Rehearsal(unittest.TestCase):
         for name in ("ours", "eager"):
             self.assertEqual(rows[f"trial, {name}"][0], VALUE)
             self.assertEqual(len(found[name].times), 2)
-            self.assertLess(abs(found[name].loss - 6.24), 0.2)  # ln 512, of an untrained model
+            self.assertLess(abs(found[name].loss - 6.24), 0.2)  # ln 512, for an untrained model
         self.assertRegex(rows["trial, eager"][1], r"; theirs / ours \d+\.\d\d$")
         self.assertEqual(found["ours"].parameters, found["eager"].parameters)
 

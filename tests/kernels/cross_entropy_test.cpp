@@ -1,5 +1,6 @@
-// Cross entropy against PyTorch's in double: every dtype, vocabularies that fill no vector and more
-// than one tile, columns of several ranks, padding, starts that are not aligned.
+// Cross entropy compared with PyTorch's in double: every dtype, vocabularies that are not a
+// multiple of a vector or that exceed one tile, columns of several ranks, padding, unaligned
+// starts.
 
 #include "lockstep/kernels/cross_entropy.h"
 
@@ -34,7 +35,7 @@ at::Tensor labels_of(int64_t tokens, int64_t vocab_size) {
   return labels;
 }
 
-/// The share of the mean over all ids, as PyTorch counts label smoothing.
+/// `share`: label smoothing as in PyTorch, the share of the mean over all ids.
 struct Loss {
   int64_t vocab_size;
   double share = 0;
@@ -44,7 +45,7 @@ struct Found {
   at::Tensor losses, gradient;
 };
 
-/// Columns of `ranks`, each with padding of its own, whose sums are added up as ranks do it.
+/// The result for columns of `ranks`, each with its own padding. Adds up their sums as ranks do.
 Found found_of(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& grads,
                const Loss& loss, int64_t ranks, int64_t padding, bool in_place) {
   const int64_t tokens = logits.size(0), part = (loss.vocab_size + ranks - 1) / ranks;
@@ -57,7 +58,7 @@ Found found_of(const at::Tensor& logits, const at::Tensor& labels, const at::Ten
     const int64_t first = std::min(rank * part, loss.vocab_size);
     const int64_t held = std::min(part, loss.vocab_size - first);
     columns.push_back({first, held});
-    // One element behind an aligned address; the padding must not count.
+    // One element after an aligned address. The padding must not count.
     const at::Tensor memory = at::full({tokens * (part + padding) + 1}, 100, logits.options());
     parts.push_back(memory.narrow(0, 1, tokens * (part + padding)).view({tokens, part + padding}));
     parts.back().narrow(1, 0, held).copy_(logits.narrow(1, first, held));
@@ -111,7 +112,7 @@ void expect_exact(const at::Tensor& logits, const Loss& loss, int64_t ranks, int
   EXPECT_EQ(found.losses.scalar_type(), wide);
   EXPECT_EQ(found.gradient.scalar_type(), dtype);
   EXPECT_LT(error_between(found.losses, exact.losses), dtype == at::kDouble ? 1e-13 : 1e-5);
-  // A rounding of a gradient below 1.
+  // One rounding of a gradient below 1.
   const double rounding = dtype == at::kDouble  ? 1e-15
                           : dtype == at::kFloat ? 4e-7
                           : dtype == at::kHalf  ? 5e-4
@@ -137,7 +138,7 @@ TEST(CrossEntropyKernel, EqualsPyTorchInDouble) {
 TEST(CrossEntropyKernel, RuledOutTokenIdsCountForNothing) {
   for (const auto dtype : kLossDtypes) {
     const at::Tensor logits = logits_of(5, 2100, dtype);
-    logits.narrow(1, 0, 1030).fill_(kNever);  // all of the first tile and of the first rank
+    logits.narrow(1, 0, 1030).fill_(kNever);  // the whole first tile and the first rank
     logits[3].narrow(0, 0, 2099).fill_(kNever);
     const at::Tensor labels =
         at::tensor(std::vector<int64_t>{1500, 2099, kIgnoredToken, 2099, 1030});
@@ -165,7 +166,7 @@ TEST(CrossEntropyKernel, PassesOnWhatIsNoNumberAndLeavesIgnoredTokensAlone) {
     EXPECT_EQ(found.gradient[2].count_nonzero().item<int64_t>(), 0);
     EXPECT_TRUE(found.gradient[0].isfinite().all().item<bool>());
   }
-  // Labels that nobody could check.
+  // Labels that were not checked.
   const at::Tensor labels = at::tensor({-1, 40, 39, 0}, at::kLong);
   const Found found =
       found_of(logits_of(4, 40), labels, at::ones({4}, at::kDouble), {40}, 2, 0, false);

@@ -1,5 +1,5 @@
-// Dropout bit by bit against Philox of core/ and libtorch's operators: every dtype, rows of any
-// width from any channel on, starts that are not aligned.
+// Dropout compared bit by bit with core/'s Philox and libtorch's operators: every dtype, rows of
+// any width that start at any channel, unaligned starts.
 
 #include "lockstep/kernels/dropout.h"
 
@@ -25,7 +25,7 @@ constexpr int64_t kFarSample = (int64_t{5} << 32) + 0xFFFFFFFE;  // the next two
 
 int64_t index_of(const RowAxis& axis, int64_t row) { return row / axis.stride % axis.count; }
 
-/// [rows, width]: 1 for elements that stay.
+/// [rows, width]: 1 for elements that are kept.
 at::Tensor kept_by_philox(int64_t rows, int64_t width, const RandomPlaces& p) {
   at::Tensor kept = at::empty({rows, width}, at::kDouble);
   for (int64_t row = 0; row < rows; ++row) {
@@ -48,7 +48,7 @@ at::Tensor kept_by_philox(int64_t rows, int64_t width, const RandomPlaces& p) {
   return kept;
 }
 
-/// `x` [..., width] by separate operators.
+/// Dropout of `x` [..., width] by separate operators.
 at::Tensor plain_dropout(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& kept) {
   const at::Tensor dropped = (x * kept.view(x.sizes()).to(at::kBool)) * (1 / (1 - kShare));
   return residual.defined() ? residual + dropped : dropped;

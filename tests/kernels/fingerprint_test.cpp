@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-/// As the header has it, one word after the other, of bytes whose first word is number `first`.
+/// The header's definition, word by word. The first word of `bytes` has number `first`.
 uint64_t expected(const std::vector<unsigned char>& bytes, uint64_t first = 0) {
   std::vector<unsigned char> filled = bytes;
   filled.resize((bytes.size() + 3) / 4 * 4, 0);
@@ -45,7 +45,7 @@ std::vector<unsigned char> random_bytes(size_t count, unsigned seed) {
 int64_t number(const at::Tensor& fingerprint) { return fingerprint.item<int64_t>(); }
 
 TEST(Fingerprint, IsTheSumOfItsHeader) {
-  // Lengths around a word, a vector, a thread's block and many blocks.
+  // Lengths near those of a word, a vector, a thread's block and many blocks.
   for (const size_t count :
        {0, 1, 3, 4, 5, 31, 64, 67, 65535, 65536, 65537, 3 * 65536 + 6, 40 * 65536 + 2}) {
     const auto bytes = random_bytes(count, static_cast<unsigned>(count));

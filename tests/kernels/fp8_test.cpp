@@ -1,5 +1,5 @@
-// 8-bit floats against their definition: every number of both formats, every rounding, and products
-// of the numbers in fp64.
+// 8-bit floats compared with their definition: every number of both formats, every rounding, and
+// products of the numbers in fp64.
 
 #include "lockstep/kernels/fp8.h"
 
@@ -20,8 +20,8 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr at::ScalarType kFormats[] = {at::kFloat8_e4m3fn, at::kFloat8_e5m2};
 
-/// The number of a code, by OCP's "8-bit floating point specification": a sign, then the exponent,
-/// then the mantissa. e4m3 has no infinities, and one NaN a sign.
+/// The number for a code, by OCP's "8-bit floating point specification": sign, exponent, mantissa.
+/// e4m3 has no infinities, and one NaN for each sign.
 double number(uint8_t code, at::ScalarType format) {
   const bool wide = format == at::kFloat8_e5m2;
   const int mantissa_bits = wide ? 2 : 3, bias = wide ? 15 : 7;
@@ -42,7 +42,7 @@ std::vector<double> finite_numbers(at::ScalarType format) {
   return numbers;
 }
 
-/// The nearest of `numbers`; of two, the one whose code is even.
+/// The nearest finite number; in a tie, the one with the even code.
 double nearest(double x, at::ScalarType format) {
   double best = kNan, distance = kInfinity;
   bool even = false;
@@ -110,7 +110,7 @@ TEST(Fp8, WhatIsTooLargeBecomesTheLargestNumberAndWhatIsNotFiniteNan) {
     const std::vector<double> expected = {most, -most, most};
     for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(value[i], expected[i]) << i;
     for (size_t i = expected.size(); i < 6; ++i) EXPECT_TRUE(std::isnan(value[i])) << i;
-    // A finite value whose product with the scale is not.
+    // A finite value that overflows when scaled.
     EXPECT_EQ(numbers_of(to_fp8(x.narrow(1, 2, 1), format, one(1e9))).item<double>(), most);
   }
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-// Inputs of the kernels of layers.
+// Inputs for the kernels of layers.
 
 #include <ATen/ATen.h>
 
@@ -13,7 +13,7 @@ inline at::Tensor wave_of(at::IntArrayRef shape, double seed, at::ScalarType dty
   return (at::sin(x * 0.7 + seed) * 2 + at::cos(x * 1.3)).view(shape).to(dtype);
 }
 
-/// The same values, one element behind an address that is a multiple of 64 bytes.
+/// The same values, one element after an address that is a multiple of 64 bytes.
 inline at::Tensor misaligned(const at::Tensor& x) {
   const at::Tensor copy = at::empty({x.numel() + 1}, x.options()).narrow(0, 1, x.numel());
   return copy.view(x.sizes()).copy_(x);

@@ -1,5 +1,5 @@
-// Operations of layers against PyTorch's in double: every dtype, widths that fill no vector, starts
-// that are not aligned, inputs with gaps.
+// Layer operations compared with PyTorch's in double: every dtype, widths that are not a multiple
+// of a vector, unaligned starts, inputs with gaps.
 
 #include <gtest/gtest.h>
 
@@ -30,13 +30,13 @@ double error_of(const at::Tensor& found, const at::Tensor& exact) {
   return (found.detach().to(at::kDouble) - exact.detach()).abs().max().item<double>();
 }
 
-/// A rounding of a number of size 8, several of them in fp64 and fp32.
+/// One rounding of a number of size 8; several in fp64 and fp32.
 double tolerance(at::ScalarType dtype) {
   if (dtype == at::kDouble) return 1e-13;
   return dtype == at::kFloat ? 2e-5 : dtype == at::kHalf ? 0.005 : 0.04;
 }
 
-/// The same values, with a gap behind each.
+/// The same values, with a gap after each.
 at::Tensor with_gaps(const at::Tensor& x) {
   std::vector<int64_t> shape = x.sizes().vec();
   shape.push_back(2);
@@ -49,7 +49,7 @@ at::Tensor plain_norm(NormKind kind, const at::Tensor& x, const at::Tensor& weig
   return at::layer_norm(x, weight.sizes(), weight, bias, kEpsilon);
 }
 
-/// Forward and backward of `x` and `residual` [rows, width], against autograd in double.
+/// Forward and backward of `x` and `residual` [rows, width], compared with autograd in double.
 void expect_norm(NormKind kind, const at::Tensor& x, const at::Tensor& residual) {
   const at::ScalarType dtype = x.scalar_type();
   const int64_t width = x.size(1);
@@ -58,7 +58,7 @@ void expect_norm(NormKind kind, const at::Tensor& x, const at::Tensor& residual)
   const NormResult found = norm_forward(kind, x, residual, weight, bias, kEpsilon);
   const NormGradients gradients = norm_backward(kind, grad, sum_grad, found, weight, true);
 
-  // The oracle starts from the rounded sum, as everything behind it does.
+  // The oracle starts from the rounded sum, as all later operations do.
   const Several exact = {leaf(found.sum), leaf(weight), leaf(bias)};
   const at::Tensor normalized = plain_norm(kind, exact[0], exact[1], exact[2]);
   normalized.backward(grad.to(at::kDouble));
@@ -70,7 +70,7 @@ void expect_norm(NormKind kind, const at::Tensor& x, const at::Tensor& residual)
   EXPECT_LT(error_of(found.normalized, normalized), bound);
   const double steep = 1 + exact[0].grad().abs().max().item<double>();
   EXPECT_LT(error_of(gradients.input, exact[0].grad() + sum_grad.to(at::kDouble)), bound * steep);
-  // Sums of the rows, in fp32 at least.
+  // Sums over the rows, at least in fp32.
   const double sums = (dtype == at::kDouble ? 1e-13 : 2e-6) * static_cast<double>(1 + x.numel());
   EXPECT_LT(error_of(gradients.weight, exact[1].grad()), sums);
   EXPECT_EQ(gradients.bias.defined(), kind == NormKind::layer);
@@ -105,7 +105,7 @@ TEST(NormKernel, TakesNoRowsAndSpreadGradients) {
     const at::Tensor x = wave_of({2, 3, 8}, 2);
     const NormResult found = norm_forward(kind, x, {}, weight, bias, kEpsilon);
     EXPECT_TRUE(found.sum.is_same(x));
-    const at::Tensor one = at::ones({}, at::kDouble).expand({2, 3, 8});  // of a sum()
+    const at::Tensor one = at::ones({}, at::kDouble).expand({2, 3, 8});  // gradient of a sum()
     EXPECT_TRUE(
         at::equal(norm_backward(kind, one, one, found, weight, false).input,
                   norm_backward(kind, one.clone(), one.clone(), found, weight, false).input));
@@ -145,7 +145,7 @@ at::Tensor plain_swiglu(const at::Tensor& inner) {
   return at::silu(halves[0]) * halves[1];
 }
 
-/// `steepest`: the largest result and gradient, which roundings are relative to.
+/// `steepest`: the largest result and gradient; roundings are relative to it.
 void expect_swiglu(const at::Tensor& inner, double steepest = 8) {
   const at::ScalarType dtype = inner.scalar_type();
   const at::Tensor exact = leaf(inner), expected = plain_swiglu(exact);
@@ -197,7 +197,7 @@ TEST(SwigluKernel, RefusesWhatItCannotServe) {
       "swiglu: found tensors of Long, allowed: Float"));
 }
 
-/// rms_norm, swiglu and rotary of libtorch, and ours, in `dtype`: mean errors against double.
+/// Mean errors of libtorch's norms and swiglu, and of ours, in `dtype` against double.
 TEST(LayerKernels, NarrowDtypesAreNoLessExactThanPyTorchs) {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
     const auto mean_error = [](const at::Tensor& found, const at::Tensor& exact) {
@@ -245,7 +245,7 @@ at::Tensor plain_rotation(const at::Tensor& heads, const RotaryTable& table) {
 
 void expect_rotary(const RotaryCase& shape, at::ScalarType dtype, bool permuted, bool apart) {
   RotaryTable table = table_of(shape.rotated, dtype, permuted);
-  if (apart)  // each sample has positions of its own
+  if (apart)  // each sample has its own positions
     table.positions = at::tensor({0, 1, 2, 0, 1, 8, 0, 3, 1, 2}, at::kLong).view({2, 5}).t();
   const at::Tensor packed =
       wave_of({5, 2, shape.groups, shape.heads + 2, shape.channels}, 1, dtype);
@@ -269,7 +269,7 @@ void expect_rotary(const RotaryCase& shape, at::ScalarType dtype, bool permuted,
   EXPECT_EQ(error_of(found.value, expected[2]), 0);
   EXPECT_LT(error_of(rotate_heads_backward(grads, table, shape.queries, shape.heads), oracle),
             bound);
-  // As attention gives them: [batch, heads, sequence, channels] in memory, and with gaps.
+  // Laid out as attention returns them: [batch, heads, sequence, channels] in memory, with gaps.
   grads.query = grads.query.permute({1, 2, 0, 3}).contiguous().permute({2, 0, 1, 3});
   grads.key = with_gaps(grads.key);
   grads.value = at::cat({grads.value, grads.value}, 2).narrow(2, 0, shape.groups);
@@ -304,7 +304,7 @@ TEST(RotaryKernel, RefusesSequencesThatTheTableEndsBefore) {
       "rotary: found positions 5 x 3, allowed: 5 or 5 x 2"));
 }
 
-/// On the CPU; to read those of a device would wait for it.
+/// On the CPU only: reading positions on a device would wait for it.
 TEST(RotaryKernel, RefusesPositionsBeyondTheTableAndOfAnotherDtype) {
   RotaryTable table = table_of(4, at::kFloat, true);
   const auto rotate = [&](const at::Tensor& positions) {

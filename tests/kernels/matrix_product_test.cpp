@@ -17,7 +17,7 @@
 namespace lockstep::kernels {
 namespace {
 
-/// oneDNN multiplies on every processor.
+/// Uses oneDNN's product on every processor.
 class MatrixProduct : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -41,8 +41,8 @@ int count_calls(const std::function<void()>& body) {
   return calls_of_onednn;
 }
 
-/// In fp64, with the bound of any order of the sums: each of their additions and multiplications is
-/// rounded once, to half a unit in the last place.
+/// Compares with fp64. The bound holds for any order of the sums: each addition and multiplication
+/// is rounded once, by at most half a unit in the last place.
 void expect_product(const at::Tensor& found, const at::Tensor& a, const at::Tensor& b,
                     const at::Tensor& added = at::zeros({1})) {
   const at::Tensor x = a.to(at::kDouble), y = b.to(at::kDouble), z = added.to(at::kDouble);
@@ -101,7 +101,8 @@ bool is_dense(const at::Tensor& x) {
   return x.is_contiguous() || (x.dim() == 2 && x.t().is_contiguous());
 }
 
-/// oneDNN takes such operands, a thousand times as slowly; and a bias it reads as if it had none.
+/// oneDNN accepts such operands, but is a thousand times slower. It reads a bias as if it had no
+/// gaps.
 TEST_F(MatrixProduct, OneDnnGetsNoOperandWithGaps) {
   thread_local int calls = 0, gaps = 0;
   const auto handle = at::addThreadLocalCallback(
@@ -216,7 +217,7 @@ TEST_F(MatrixProduct, HasTheSameBitsEveryTime) {
   }
 }
 
-// In a process of its own, because the variable is read once.
+// Runs in its own process, because the variable is read only once.
 TEST(MatrixProductDeathTest, AnotherValueOfTheVariableIsNamed) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   const auto multiply = [] {

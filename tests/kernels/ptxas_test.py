@@ -1,5 +1,5 @@
-"""What became of our CUDA sources: kernels that spill nothing, for any architecture, and host
-functions that call no device function."""
+"""Checks the compiled CUDA sources: no kernel spills, each has every architecture, and no host
+function calls a device function."""
 
 import os
 import pathlib
@@ -16,12 +16,12 @@ def build_folder():
 
 
 def messages():
-    """The texts that cmake/keep_messages left beside the objects of the CUDA sources."""
+    """Returns the texts that cmake/keep_messages left next to the objects of the CUDA sources."""
     return [path.read_text() for path in sorted(build_folder().rglob("*.cu.o.messages"))]
 
 
 def references(path):
-    """{function of an object: the symbols that its code refers to}."""
+    """Returns {function of an object: the symbols that its code refers to}."""
     listing = subprocess.run(["objdump", "-drC", "--no-show-raw-insn", path], check=True,
                              capture_output=True, text=True).stdout
     function, found = "", {}
@@ -52,12 +52,12 @@ class PtxasTest(unittest.TestCase):
         for text in messages():
             for kernel, architecture in ENTRY.findall(text):
                 kernels.setdefault(kernel, set()).add(architecture)
-        # AdamW and SGD in fp32 and fp64, the sum of squares of three dtypes and its second pass,
-        # fingerprints, and the zeros of experts without rows: 10. Three dtypes to two formats of 8 bits: 6. Of
-        # four dtypes, each in packs and element by element: forward and backward of SwiGLU, rotary
-        # embedding, RMSNorm and LayerNorm, cross entropy with and without smoothing, their
-        # gradient, dropout with and without a residual. Losses in fp32 and fp64, with and without
-        # smoothing.
+        # 10: AdamW and SGD in fp32 and fp64, the sum of squares of three dtypes and its second
+        # pass, fingerprints, and the zeros of experts without rows. 6: three dtypes to two 8-bit
+        # formats. For four dtypes, each in packs and element by element: forward and backward of
+        # SwiGLU, rotary embedding, RMSNorm and LayerNorm, cross entropy with and without smoothing,
+        # its gradient, dropout with and without a residual. Losses in fp32 and fp64, with and
+        # without smoothing.
         self.assertEqual(len(kernels), 10 + 6 + 2 * 4 * (2 * 4 + 2 + 1 + 2) + 2 * 2)
         wanted = os.environ["LOCKSTEP_CUDA_ARCHITECTURES"].split()
         for kernel, architectures in kernels.items():
@@ -68,7 +68,7 @@ class PtxasTest(unittest.TestCase):
             self.assertNotIn("warning", text.lower())
 
     def test_no_host_function_calls_a_device_function(self):
-        """nvcc's host code of a device function is a call of exit() and no more."""
+        """nvcc's host code for a device function is only a call of exit()."""
         functions = {}
         for path in sorted(build_folder().rglob("*.cu.o")):
             functions |= references(path)

@@ -22,7 +22,7 @@ TEST(SumOfSquares, EqualsTheSumInDouble) {
 }
 
 TEST(SumOfSquares, SmallTermsAreNotLostBesideLargeOnes) {
-  // In fp32 each 1 would vanish beside 1e8.
+  // In fp32 each 1 would vanish next to 1e8.
   at::Tensor x = at::ones({100001}, at::kFloat);
   x[0] = 1e4;
   EXPECT_EQ(sum_of_squares(x).item<double>(), 1e8 + 1e5);

@@ -37,7 +37,7 @@ TEST(NarrowFloats, EveryFp16NumberHasItsValue) {
 }
 
 TEST(NarrowFloats, RoundingToFp16IsLibtorchs) {
-  // All fp16 numbers, the middles between them and what lies just beside; both signs.
+  // All fp16 numbers, the midpoints between them and their nearest neighbours; both signs.
   const at::Tensor halves = at::arange(0, 0x7C00, at::kInt).to(at::kShort).view(at::kHalf);
   const at::Tensor exact = halves.to(at::kDouble);
   const at::Tensor middles = at::cat(
@@ -57,7 +57,7 @@ TEST(NarrowFloats, RoundingToFp16IsLibtorchs) {
 }
 
 TEST(AdamWUpdate, NarrowMomentsAreThoseOfTheStepRounded) {
-  constexpr int64_t kNumel = 5001;  // blocks and a rest
+  constexpr int64_t kNumel = 5001;  // whole blocks and a remainder
   for (const at::ScalarType low : {at::kBFloat16, at::kHalf})
     for (const bool narrow_square : {false, true}) {
       const at::Tensor

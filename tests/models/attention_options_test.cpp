@@ -1,5 +1,5 @@
-// Windows, norms of queries and keys, and scaled rotary positions against plain libtorch and
-// against numbers of Hugging Face's transformers 5.23.
+// Windows, norms of queries and keys, and scaled rotary positions, compared with plain libtorch and
+// with numbers from Hugging Face's transformers 5.23.
 
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ at::Tensor wave(std::vector<int64_t> shape, double seed) {
   return at::sin(at::arange(numel, at::kDouble) * 1.3 + seed).view(shape);
 }
 
-/// Inputs and the gradients of the sum of squares of what `attend` makes of them.
+/// The output of `attend`, and the gradients of its sum of squares with respect to the inputs.
 std::vector<at::Tensor> gradients_of(
     const std::function<at::Tensor(const std::vector<at::Tensor>&)>& attend) {
   std::vector<at::Tensor> leaves = {wave({19, 2, 4, 6}, 0.1), wave({19, 2, 2, 6}, 2.2),
@@ -62,7 +62,7 @@ at::Tensor masked(const std::vector<at::Tensor>& qkv, int64_t window) {
 
 TEST(AttentionOptions, AWindowIsAMask) {
   for (const int64_t window : {1, 2, 3, 8, 18, 19, 40})
-    for (const double dropout : {0.0, 1e-300}) {  // the latter in separate operations
+    for (const double dropout : {0.0, 1e-300}) {  // the latter takes separate operations
       SCOPED_TRACE(fmt::format("{} {}", window, dropout));
       TransformerConfig config = small_gpt();
       config.window_size = window;

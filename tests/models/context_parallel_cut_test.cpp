@@ -53,7 +53,7 @@ TEST(ContextCut, LengthsThatCannotBeCut) {
   EXPECT_EQ(padded_for_context(9, 1), 9);
 }
 
-/// How often each pair (query, key), as tokens of the whole sequence, is computed.
+/// How often each pair (query, key) is computed, as tokens of the whole sequence.
 using Pairs = std::map<std::pair<int64_t, int64_t>, int64_t>;
 
 void count_pairs(const std::vector<AttentionBlock>& blocks, const Tokens& queries,
@@ -81,7 +81,7 @@ Pairs expected_pairs(const Tokens& documents, const TokenView& view) {
   return pairs;
 }
 
-/// Of a ring and of gathered keys.
+/// For a ring and for gathered keys.
 void expect_each_pair_once(const Tokens& documents, int64_t ranks, const TokenView& view) {
   int64_t total = 0;
   for (const int64_t length : documents) total += length;
@@ -114,7 +114,7 @@ TEST(ContextCut, BlocksCoverAWindowOnce) {
       }
 }
 
-/// Of sequences that are cut as a whole, whose documents have any lengths.
+/// For sequences that are cut as a whole and whose documents have any lengths.
 void expect_bounded_pairs_once(const std::vector<Tokens>& sequences, int64_t ranks,
                                std::optional<int64_t> window) {
   const int64_t total = std::accumulate(sequences[0].begin(), sequences[0].end(), int64_t{0});

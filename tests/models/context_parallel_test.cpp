@@ -14,7 +14,7 @@
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
-// Attention over ranks that hold parts of the sequence against plain attention over all of it.
+// Attention over ranks that hold parts of the sequence, compared with plain attention over it all.
 
 namespace lockstep {
 namespace {
@@ -28,7 +28,7 @@ struct Problem {
   bool causal = true;
   std::vector<int64_t> documents = {};
   std::optional<int64_t> window = {};
-  std::shared_ptr<const SequenceDocuments> bounds = {};  ///< of each sequence
+  std::shared_ptr<const SequenceDocuments> bounds = {};  ///< for each sequence
 
   const std::vector<int64_t>& documents_of(int64_t sequence) const {
     return bounds ? bounds->at(static_cast<size_t>(sequence)) : documents;
@@ -40,7 +40,7 @@ at::Tensor numbers(std::vector<int64_t> shape, double seed) {
   return at::sin(at::arange(numel, at::kDouble) * 1.3 + seed).view(shape) * 1.5;
 }
 
-/// Queries, keys, values, a weight of the loss; the output and the gradients of plain attention.
+/// Queries, keys, values and loss weights; output and gradients of plain attention.
 struct Whole {
   std::vector<at::Tensor> inputs, gradients;
   at::Tensor weight, output;
@@ -90,7 +90,7 @@ double distance(const at::Tensor& a, const at::Tensor& b) {
   return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
 }
 
-/// One rank's forward and backward; compares with its part of the whole.
+/// One rank's forward and backward, compared with its part of the whole.
 void expect_part_of(const Whole& whole, const Problem& problem, const ContextParallel& context,
                     at::ScalarType dtype, double tolerance) {
   const auto part = [&](const at::Tensor& x) {
@@ -230,7 +230,7 @@ TEST(ContextParallel, BoundsThatCannotBe) {
 }
 
 TEST(ContextParallel, OddLengthsAfterPadding) {
-  // A causal mask keeps the padding behind the sequence from what comes before it.
+  // The causal mask hides the padding after the sequence from the tokens before it.
   const int64_t length = padded_for_context(41, 4);
   EXPECT_EQ(length, 48);
   EXPECT_LT(
@@ -265,7 +265,7 @@ TEST(ContextParallel, PlainKernelEqualsFlash) {
   EXPECT_LT(distance(value, whole.gradients[2]), 1e-12);
 }
 
-/// "operation of label: bytes" -> how often rank 1 called it.
+/// "operation of label: bytes" -> number of calls on rank 1.
 std::map<std::string, int64_t> calls(const CollectiveLog& log) {
   std::map<std::string, int64_t> result;
   for (const CollectiveRecord& call : log.of_rank(1))
@@ -312,8 +312,8 @@ TEST(ContextParallel, GatherAndExchangeCommunicateOnceADirection) {
                    {"all_to_all of gradient of queries, keys and values: " + in, 1}}));
 }
 
-/// Bytes that a rank holds at most during forward and backward of attention over `part` tokens a
-/// rank, beside its queries, keys and values, over the bytes of these.
+/// Peak bytes of a rank during forward and backward of attention over `part` tokens per rank,
+/// without its queries, keys and values, relative to the bytes of these.
 double held_at_most(int64_t ranks, ContextCommunication communication, int64_t part) {
   std::atomic<int64_t> peak = 0;
   const std::vector<int64_t> shape = {part, 1, 1, 64};
@@ -334,7 +334,7 @@ TEST(ContextParallel, MemoryOfTheRingGrowsWithThePartOfTheSequence) {
   const double ring = held_at_most(4, kRing, 256);
   EXPECT_LT(ring, 7.5);
   EXPECT_NEAR(held_at_most(8, kRing, 256), ring, 0.01 * ring);  // twice the sequence
-  EXPECT_NEAR(held_at_most(4, kRing, 512), ring, 0.06 * ring);  // by bytes twice as much
+  EXPECT_NEAR(held_at_most(4, kRing, 512), ring, 0.06 * ring);  // twice as much in bytes
   const double gathered = held_at_most(4, kGather, 256);
   EXPECT_GT(held_at_most(8, kGather, 256), 1.7 * gathered);
 }

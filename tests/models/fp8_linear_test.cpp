@@ -1,5 +1,5 @@
-// Linear layers in 8-bit floats: products and gradients against fp64, on operands that are rounded
-// by the test.
+// Linear layers in 8-bit floats: products and gradients compared with fp64, on operands that the
+// test rounds.
 
 #include "lockstep/core/check.h"
 #include "lockstep/models/linear.h"
@@ -37,7 +37,7 @@ TEST(Fp8Linear, ProductsAreThoseOfTheRoundedOperands) {
 TEST(Fp8Linear, WithScalesOfRowsEachProductHasThoseThatItMultiplies) {
   const auto scaling = scaling_of(options(Fp8Recipe::rowwise, Fp8Format::e4m3));
   const auto layer = scaling->add_layer("weight", at::empty({kOut, kIn}));
-  // Rows and columns of very different sizes.
+  // Very different sizes of the rows and columns.
   const at::Tensor sizes = at::exp2(at::arange(16) - 8).view({16, 1}).to(at::kBFloat16);
   Use use(noise({16, kIn}, 1) * sizes, noise({kOut, kIn}, 2, 0.02),
           noise({16, kOut}, 3, 1e-6) * sizes.flip(0));
@@ -96,7 +96,7 @@ TEST(Fp8Linear, ABufferInFp32GetsTheGradientWithoutRoundingItFirst) {
   expect_near(w.grad(), exact, 1e-6);
 }
 
-/// Layers that are cut over two ranks against the same layers on one.
+/// Layers that are cut over two ranks, compared with the same layers on one.
 TEST(Fp8Linear, LayersThatAreCutHaveTheResultsOfWholeOnes) {
   for (const bool sequence : {false, true}) {
     std::vector<at::Tensor> outputs[2], scales[2];

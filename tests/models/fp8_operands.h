@@ -20,13 +20,13 @@ namespace lockstep::testing {
 inline constexpr int64_t kIn = 32, kOut = 48;
 inline constexpr double kE4m3 = 448, kE5m2 = 57344;
 
-/// `values` times `scale` to `bits` of mantissa, at most `most`, and back.
+/// `values` times `scale`, limited to `most` and rounded to the format's mantissa, and scaled back.
 inline at::Tensor rounded(const at::Tensor& values, double scale, double most) {
   const bool wide = most == kE5m2;
   const int mantissa = wide ? 2 : 3, lowest = wide ? -14 : -6;
   const at::Tensor result = values.to(at::kDouble).clone().contiguous();
   auto* const x = result.mutable_data_ptr<double>();
-  // A scale and its product with a value have the precision of fp32.
+  // A scale, and its product with a value, have fp32 precision.
   const auto narrow_scale = static_cast<float>(scale);
   for (int64_t i = 0; i < result.numel(); ++i) {
     double y = static_cast<float>(x[i]) * narrow_scale;
@@ -42,7 +42,7 @@ inline double scale_of(const at::Tensor& x, double most) {
   return most / x.abs().max().item<double>();
 }
 
-/// Each row by itself.
+/// The same with a scale for each row.
 inline at::Tensor rounded_rows(const at::Tensor& x, double most) {
   std::vector<at::Tensor> rows;
   for (const at::Tensor& row : x.unbind(0)) rows.push_back(rounded(row, scale_of(row, most), most));
@@ -71,7 +71,7 @@ inline std::shared_ptr<Fp8Scaling> scaling_of(const Fp8Options& options,
   return std::make_shared<Fp8Scaling>(options, c10::kCPU, sharing);
 }
 
-/// The operands of a layer as they are multiplied.
+/// The operands of a layer's products.
 struct Operands {
   at::Tensor x, w, g;
 

@@ -1,4 +1,4 @@
-// Where the scales of 8-bit floats come from, and what is sent for them.
+// The sources of the scales of 8-bit floats, and the communication for them.
 
 #include <limits>
 
@@ -22,7 +22,7 @@ TEST(Fp8Scales, DelayedScalesComeFromTheLargestValuesOfTheStepsBefore) {
       const double shrink = std::exp2(margin);
       for (const double size : {4.0, 1.0, 0.25, 2.0, 0.5, 0.5}) {
         at::Tensor last;
-        // Two micro-batches, of which the first is larger.
+        // Two micro-batches; the first has larger values.
         for (const double part : {1.0, 0.5}) {
           Use use(noise({8, kIn}, 1, size * part), noise({kOut, kIn}, 2, 0.02),
                   noise({8, kOut}, 3, 1e-6));
@@ -73,7 +73,7 @@ TEST(Fp8Scales, NoScaleFollowsFromNothingOrFromWhatIsNotFinite) {
   EXPECT_TRUE(scales().gt(1).all().item<bool>());
 }
 
-/// The largest values count over all ranks, by one message for all layers.
+/// The largest values are taken over all ranks, with one message for all layers.
 TEST(Fp8Scales, RanksHaveTheSameScales) {
   CollectiveLog log;
   std::vector<at::Tensor> scales(4);

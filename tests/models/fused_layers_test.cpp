@@ -1,4 +1,4 @@
-// Layers on fused kernels: gradients against central differences, and what they refuse.
+// Layers on fused kernels: gradients compared with central differences, and refusals.
 
 #include <gtest/gtest.h>
 
@@ -78,7 +78,7 @@ TEST(FusedNorm, GradientsEqualCentralDifferences) {
       return weighted_sum({same, normalized});
     });
     expect_slopes(and_parameters({x}, norm), [&] { return weighted_sum({norm.forward(x)}); });
-    // Nobody asks for one of the outputs.
+    // One of the outputs is unused.
     expect_slopes({x, residual}, [&] { return weighted_sum({norm.of_sum(x, residual).residual}); });
     expect_slopes({x, residual},
                   [&] { return weighted_sum({norm.of_sum(x, residual).normalized}); });

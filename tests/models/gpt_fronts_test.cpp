@@ -1,5 +1,6 @@
-// The layers of a GPT under the fronts that take a described module, in fp64: norms against plain
-// autograd in one process, gradients against DistributedDataParallel with finalize_model_grads().
+// The layers of a GPT under the fronts that take a described module, in fp64. Norms are compared
+// with plain autograd in one process, gradients with DistributedDataParallel and
+// finalize_model_grads().
 
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -40,7 +41,7 @@ GPTModel make_model(const Config& config, const ParallelState& state) {
       config.model, config.parallel, state, GPTStage::whole(config.model), {.dtype = at::kDouble}};
 }
 
-/// This rank's share of kShares micro-batches. Returns its tokens.
+/// Runs this rank's share of kShares micro-batches. Returns the number of tokens.
 at::Tensor backwards(GPTModel& model, const ParallelState& state) {
   const ProcessGroup dp = state.group(GroupKind::dp), cp = state.group(GroupKind::cp);
   at::Tensor tokens = at::zeros({}, at::kDouble);

@@ -16,8 +16,8 @@
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/tests/support/rank_threads.h"
 
-// Ten steps of GPTModel over context- and expert-parallel ranks, beside tensor and data
-// parallelism, against one process, in fp64.
+// Ten steps of GPTModel on context- and expert-parallel ranks, in addition to tensor and data
+// parallelism, compared with one process, in fp64.
 
 namespace lockstep {
 namespace {
@@ -42,7 +42,7 @@ Config small_config(const std::vector<std::string>& overrides) {
   return parse_config("", "test", all);
 }
 
-/// Sequence and labels of micro-batch `index` of step `step`.
+/// Inputs and labels of micro-batch `index` in step `step`.
 at::Tensor ids(int64_t step, int64_t index) {
   const at::Tensor i = at::arange(kBatch * 17).view({kBatch, 17}) + 31 * step + 7 * index;
   return (i * i + 3 * i).remainder(11);
@@ -64,7 +64,7 @@ std::vector<RouterBias> router_biases(const torch::nn::Module& model, double rat
   return biases;
 }
 
-/// What the loop of a data-parallel rank does, with its share of kReplicas micro-batches.
+/// The training loop of a data-parallel rank, with its share of kReplicas micro-batches.
 std::vector<Step> train(const Config& config, const ParallelState& state) {
   GPTModel model(config.model, config.parallel, state, GPTStage::whole(config.model),
                  {.dtype = at::kDouble});

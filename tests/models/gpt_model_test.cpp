@@ -215,8 +215,8 @@ TEST(GPTModel, Bf16LossesAreInFp32AndClose) {
 }
 
 TEST(GPTModel, PartlyRotatedAndWithoutPositions) {
-  // Without positions two equal prefixes of tokens in another order give the same last logits;
-  // with rotation of half the channels they do not.
+  // Without positions, two prefixes with the same tokens in different order give the same last
+  // logits. With rotation of half the channels they do not.
   TransformerConfig config = small_config();
   config.num_layers = 1;
   const at::Tensor forth = at::tensor({1, 2, 3}, at::kLong).unsqueeze(0);

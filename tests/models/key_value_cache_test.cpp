@@ -77,7 +77,7 @@ TEST(KeyValueCache, RefusesWhatItHasNoRoomFor) {
   EXPECT_EQ(cache->length(), 6);
 }
 
-// Softmax of each head alone, in a loop.
+// Compared with a softmax for each head, in a loop.
 TEST(CachedAttention, IsThatOfEachHeadWithItsGroupInTheWindow) {
   for (const int64_t count : {1, 3})
     for (const std::optional<int64_t> window :

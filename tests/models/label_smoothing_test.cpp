@@ -1,5 +1,6 @@
-// GPTModel's smoothed loss against PyTorch's cross entropy. Megatron Core's share s goes to the
-// other n - 1 token ids, PyTorch's to all n: the same loss for a share of s n / (n - 1) there.
+// GPTModel's smoothed loss compared with PyTorch's cross entropy. Megatron Core spreads the share s
+// over the other n - 1 token ids, PyTorch over all n: a share of s n / (n - 1) in PyTorch gives the
+// same loss.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +16,7 @@ namespace {
 constexpr int64_t kSmoothedSamples = 3;
 constexpr double kShare = 0.2;
 
-/// [tokens], and the gradients of the sum.
+/// Losses [tokens], and the gradients of their sum.
 struct SmoothedLosses {
   at::Tensor losses;
   testing::NamedTensors gradients;
@@ -28,7 +29,7 @@ TransformerConfig smoothed_config() {
   return config;
 }
 
-/// By at::cross_entropy_loss of the logits of one process.
+/// Computed by at::cross_entropy_loss from the logits of one process.
 SmoothedLosses by_pytorch(const TransformerConfig& config, double share) {
   const GPTModel model(config, {.dtype = at::kDouble});
   const at::Tensor ids = testing::sample_ids(config, kSmoothedSamples);

@@ -57,7 +57,7 @@ at::Tensor plain_norm(const at::Tensor& x, const Weights& weights, const std::st
   return x * (x.square().mean(-1, /*keepdim=*/true) + 1e-5).rsqrt() * found->second;
 }
 
-/// Pairs (i, i + half), turned by position times the frequencies.
+/// Rotates the pairs (i, i + half) by position times frequency.
 at::Tensor plain_turn(const at::Tensor& x, const TransformerConfig& config) {
   const int64_t half = x.size(-1) / 2;
   const at::Tensor angles =
@@ -67,7 +67,7 @@ at::Tensor plain_turn(const at::Tensor& x, const TransformerConfig& config) {
   return at::cat({a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()}, -1);
 }
 
-/// Scores times `logits`; rotated channels of queries and keys times `amplitude`.
+/// Multiplies the scores by `logits`, and the rotated channels of queries and keys by `amplitude`.
 at::Tensor plain_latent_attention(const TransformerConfig& config, const Weights& weights,
                                   const at::Tensor& hidden, double amplitude, double logits) {
   const int64_t n = config.qk_head_dim, r = config.qk_pos_emb_head_dim, v = config.v_head_dim;
@@ -140,7 +140,7 @@ void expect_plain(const TransformerConfig& config, double amplitude = 1, double 
 TEST(LatentAttention, IsThatOfPlainOperations) {
   TransformerConfig config = small_latent();
   expect_plain(config);
-  for (const int64_t value : {3, 9, 14}) {  // narrower, as wide as keys, wider
+  for (const int64_t value : {3, 9, 14}) {  // narrower than, equal to, wider than keys
     SCOPED_TRACE(value);
     config.v_head_dim = value;
     expect_plain(config);
@@ -150,7 +150,7 @@ TEST(LatentAttention, IsThatOfPlainOperations) {
     config.window_size = 3;
     expect_plain(config);
     config.window_size.reset();
-    config.attention_dropout = 1e-300;  // in separate operations
+    config.attention_dropout = 1e-300;  // takes separate operations
     expect_plain(config);
     config.attention_dropout = 0;
   }

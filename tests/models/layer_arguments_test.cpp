@@ -1,5 +1,5 @@
-// Sizes, initial values and inputs that a layer cannot take: refused by name before anything is
-// sent.
+// Sizes, initial values and inputs that a layer does not support are refused by name, before
+// anything is sent.
 
 #include <gtest/gtest.h>
 
@@ -172,7 +172,7 @@ TEST(LayerArguments, AWeightThatOneRankOfTpAloneHasFrozenIsRefusedByTheFrontOnEv
               const ColumnParallelLinear column(layer(state, true), 4, {8}, false, 0.1);
               at::Tensor(column.weight()).requires_grad_(state.rank() == 0);
               const at::Tensor other =
-                  at::ones({2}).requires_grad_(true);  // so that each trains one
+                  at::ones({2}).requires_grad_(true);  // so each rank trains one
               std::vector<NamedParameter> list = collect_parameters(column);
               list.push_back({"other", other, default_description(other)});
               EXPECT_TRUE(throws_with<CommunicationError>(
@@ -182,7 +182,7 @@ TEST(LayerArguments, AWeightThatOneRankOfTpAloneHasFrozenIsRefusedByTheFrontOnEv
             {.sizes = {.tensor = 2}});
 }
 
-/// One layer, wrapped, and the mean over the elements of its output.
+/// One wrapped layer, and the sum of its outputs.
 struct Wrapped {
   explicit Wrapped(const ParallelContext& context)
       : layer(context, 4, {8}, false, 0.1), ddp(layer, context.state) {}
@@ -214,7 +214,7 @@ TEST(LayerArguments, ALayerUsedTwiceInAForwardWithDeferredGradientsIsRefusedByIt
 }
 
 TEST(LayerArguments, WhatIsCapturedAccumulatesOnAutogradsThreadOfADeviceToo) {
-  // A worker of autograd takes over the thread-local state of who started backward.
+  // An autograd worker takes over the thread-local state of the thread that started backward.
   const auto on_a_worker = [] {
     bool any = false;
     std::thread([&any, state = at::ThreadLocalState()] {
@@ -274,7 +274,7 @@ TEST(LayerArguments, SumsOverRanksAddABiasOfSeveralDimensionsToItsRows) {
       testing::RankThreadOptions{.sizes = {.tensor = 2}});
 }
 
-/// As libtorch's, which differentiates them.
+/// Like libtorch's, which have gradients.
 TEST(LayerArguments, LayersWithoutInputsOrOutputsHaveGradients) {
   const ProcessGroup group = ParallelState::single_process().group(GroupKind::tp);
   for (const auto& [in, out] : {std::pair(0, 3), std::pair(3, 0), std::pair(0, 0)}) {

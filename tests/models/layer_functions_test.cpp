@@ -20,7 +20,8 @@
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
-// The functions below the layers, alone: against central differences, PyTorch and known numbers.
+// The functions below the layers, on their own: compared with central differences, PyTorch and
+// known numbers.
 
 namespace lockstep {
 namespace {
@@ -41,7 +42,7 @@ double sum_over(const ProcessGroup& group, const at::Tensor& value) {
   return sum.item<double>();
 }
 
-/// An input of a function whose ranks hold it all alike, or each its own.
+/// An input of a function. Either all ranks hold the same one, or each has its own.
 struct Input {
   at::Tensor value;
   bool replicated = false;
@@ -49,7 +50,7 @@ struct Input {
 
 using LocalLoss = std::function<at::Tensor(const std::vector<Input>&)>;
 
-/// Compares the gradients of the loss, the sum of what the ranks' `loss` give, with central
+/// Compares the gradients of the loss, which is the sum of the ranks' `loss` values, with central
 /// differences.
 void expect_gradients(std::vector<Input> inputs, const ProcessGroup& group, const LocalLoss& loss) {
   constexpr double kStep = 1e-5;
@@ -113,7 +114,7 @@ TEST(CrossEntropy, GradientsEqualCentralDifferences) {
       if (tokens > 2) labels[1] = kIgnoredLabel;
       const VocabPartition part = vocab_partition(vocabulary, rows, group.rank(), n);
       const at::Tensor logits = numbers({tokens, part.rows}, static_cast<double>(group.rank())) * 3;
-      // Every rank gives the whole loss: each of them is a 1/n-th of the sum over the ranks.
+      // Every rank returns the whole loss, so each is 1/n of the sum over the ranks.
       expect_gradients({{logits}}, group, [&](const std::vector<Input>& x) {
         const at::Tensor loss =
             (vocab_parallel_cross_entropy(x[0].value, labels, part, group, smoothing) *
@@ -145,7 +146,7 @@ TEST(ParallelLinear, RefusesSecondDerivativesAndSendsOnlyWhatIsNeeded) {
         "vocab_parallel_cross_entropy: found backward with create_graph"));
   });
   run_ranks(2,
-            [](const ParallelState& state) {  // a frozen weight: the input is not gathered again
+            [](const ParallelState& state) {  // a frozen weight: no second gather of the input
               const at::Tensor x = numbers({2, 1, 3}, 0).requires_grad_(true);
               parallel_linear(x, numbers({2, 3}, 1), {},
                               {.group = state.world(), .input = LinearInput::sequence_chunk})
@@ -239,7 +240,7 @@ TEST(CrossEntropy, LeavesItsInputAloneAndIgnoresAndRefusesLabels) {
   run_ranks(2, [](const ParallelState& state) {
     const VocabPartition part = vocab_partition(5, 6, state.rank(), 2);
     at::Tensor logits = numbers({3, 3}, static_cast<double>(state.rank())).to(at::kFloat);
-    logits[0].fill_(-1e4);  // of one rank: its exponentials are 0, the loss is no infinity
+    logits[0].fill_(-1e4);  // of one rank: its exponentials are 0, the loss is finite
     if (state.rank() == 0) logits[0].fill_(1e4);
     const at::Tensor before = logits.clone();
     logits.requires_grad_(true);

@@ -1,4 +1,4 @@
-// What the layers state of their parameters: the modules register that and nothing else.
+// The parameters that the layers state: the modules register exactly these.
 
 #include "lockstep/models/layer_params.h"
 
@@ -56,7 +56,7 @@ TEST(LayerParams, AnMlpMovesWithItsSpecification) {
 
   ModuleSpec& first = spec.children[0];
   first.params.pop_back();              // the bias
-  first.params[0].shape = {2, 40, 16};  // more of the width
+  first.params[0].shape = {2, 40, 16};  // wider
   first.params[0].values = ConstantValue{0.25};
   first.params[0].description.apply_weight_decay = false;
   const MLP changed(context, spec);

@@ -1,5 +1,5 @@
-// The output layer and the loss in chunks of tokens: against PyTorch in double, against all logits
-// at once, and what it sends and keeps.
+// The output layer and the loss in chunks of tokens, compared with PyTorch in double and with all
+// logits at once; and what they send and keep.
 
 #include "lockstep/models/linear_cross_entropy.h"
 
@@ -32,7 +32,7 @@ ParallelLinearOptions in_one_process() {
   return {.group = ParallelState::single_process().group(GroupKind::tp), .label = "output_layer"};
 }
 
-/// 15 tokens over 11 ids, of which one has no loss.
+/// 15 tokens over 11 ids. One token has no loss.
 constexpr int64_t kTokens = 15, kIds = 11, kWidth = 6;
 
 at::Tensor some_labels() {
@@ -45,7 +45,7 @@ struct Gradients {
   at::Tensor losses, hidden, weight;
 };
 
-/// `share` as PyTorch counts it; each token's loss has a weight of its own.
+/// `share` as in PyTorch. Each token's loss has its own weight.
 Gradients of_pytorch(double share, const at::Tensor& weights) {
   const at::Tensor x = waves({5, 3, kWidth}, 0).requires_grad_(true);
   const at::Tensor w = (waves({kIds, kWidth}, 1) * 2).requires_grad_(true);
@@ -94,7 +94,7 @@ TEST(LinearCrossEntropy, IsPyTorchsForEveryChunkAndLayout) {
   }
 }
 
-/// Losses and gradients of a model of two samples; the parts of tp joined.
+/// Losses and gradients of a model for two samples. Joins the parts of tp.
 NamedTensors step_of(TransformerConfig config, std::optional<int64_t> chunk,
                      const testing::Layout& layout, testing::CollectiveLog* log = nullptr) {
   config.cross_entropy_chunk_size = chunk;
@@ -113,7 +113,7 @@ NamedTensors step_of(TransformerConfig config, std::optional<int64_t> chunk,
           const at::Tensor grad = param.tensor.grad();
           if (layout.sequence &&
               param.description.placement(MeshAxis::tp) == Placement(Replicate{}))
-            continue;  // a term of its gradient
+            continue;  // only a term of its gradient
           found[param.name] =
               testing::join_parts(param.description, grad, state.group(GroupKind::tp));
         }
@@ -176,7 +176,7 @@ TEST(LinearCrossEntropy, LossesAloneNeedNoBackwardAndNarrowDtypesStayClose) {
           << expected[i].name;
     const at::NoGradGuard no_grad;
     EXPECT_LT(testing::difference(losses_of(chunked), losses_of(whole)), bound);
-    // Logits are there for who asks for them.
+    // Logits are still available on request.
     EXPECT_EQ(chunked.forward(ids.slice(1, 0, -1)).size(2), config.vocab_size);
   }
 }
@@ -205,7 +205,7 @@ TEST(LinearCrossEntropy, TheProductsAddTheWeightsGradientWhereAWrapperWaitsForIt
   EXPECT_EQ(calls, 1);
   EXPECT_TRUE(weight.grad().is_same(grad));
   EXPECT_LT(testing::difference(grad, plain.grad() + 1), 1e-14);
-  // torch::autograd::grad() leaves .grad() alone.
+  // torch::autograd::grad() does not change .grad().
   const at::Tensor own = torch::autograd::grad({run(weight, 4).sum()}, {weight})[0];
   EXPECT_LT(testing::difference(own, plain.grad()), 1e-14);
   EXPECT_LT(testing::difference(grad, plain.grad() + 1), 1e-14);

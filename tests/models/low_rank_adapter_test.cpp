@@ -1,4 +1,4 @@
-// Low-rank adapters beside linear layers: values and gradients against plain libtorch in one
+// Low-rank adapters on linear layers: values and gradients compared with plain libtorch in one
 // process, on ranks of tp with and without sequence parallelism; what they send; what they state.
 
 #include "lockstep/models/low_rank_adapter.h"
@@ -42,7 +42,7 @@ LoraConfig lora_of(const std::vector<std::string>& targets, double dropout = 0) 
   return lora;
 }
 
-/// The layer's statement, with an adapter whose B is not zero.
+/// The layer's specification, plus an adapter whose B is not zero.
 ModuleSpec with_adapter(ModuleSpec spec, GradientState replicated) {
   spec.name = "linear";
   add_params(spec, adapter_params(spec, lora_of({"linear"}), replicated));
@@ -83,7 +83,7 @@ struct Outcome {
   NamedTensors gradients;
 };
 
-/// y = x W^T + b + scale (x A^T) B^T, with the weights that a layer in one process starts with.
+/// y = x W^T + b + scale (x A^T) B^T, with the initial weights of a layer in one process.
 Outcome plain(const DescribedModule& layer, const at::Tensor& x, const at::Tensor& factors) {
   NamedTensors leaves;
   for (const auto& param : layer.named_parameters())
@@ -100,7 +100,7 @@ Outcome plain(const DescribedModule& layer, const at::Tensor& x, const at::Tenso
   return outcome;
 }
 
-/// The gradients of the adapter, joined over tp and added up where the description says so.
+/// Compares the adapter's gradients, joined over tp and summed where the description says so.
 void expect_gradients(const DescribedModule& layer, const Outcome& expected,
                       const ProcessGroup& tp) {
   for (const NamedParameter& param : collect_parameters(layer)) {
@@ -185,7 +185,7 @@ TEST(LowRankAdapter, BesideARowParallelLayer) {
   }
 }
 
-/// "all_reduce (sum) of lora_A output: 480", for each call of rank 0 that is the adapter's.
+/// "all_reduce (sum) of lora_A output: 480", for each call of the adapter on rank 0.
 template <class Layer>
 std::vector<std::string> sent(const Layout& layout, ModuleSpec (*spec)(GradientState)) {
   CollectiveLog log;

@@ -15,7 +15,7 @@
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/tests/support/rank_threads.h"
 
-// Experts over ranks against the same experts in one process.
+// Experts on several ranks, compared with the same experts in one process.
 
 namespace lockstep {
 namespace {
@@ -30,7 +30,7 @@ at::Tensor numbers(std::vector<int64_t> shape, double seed) {
   return at::sin(at::arange(numel, at::kDouble) * 1.7 + seed).view(shape) * 2;
 }
 
-/// Random choices in which experts may be empty or hot.
+/// Random choices. Experts may be empty or hot.
 Routing random_routing(int64_t tokens, int64_t experts, std::mt19937_64& engine) {
   std::uniform_int_distribution<int> mood(0, 3);
   std::uniform_real_distribution<double> uniform;
@@ -50,7 +50,7 @@ Routing random_routing(int64_t tokens, int64_t experts, std::mt19937_64& engine)
   return routing;
 }
 
-/// 50 routings on a layout: every token comes to each of its experts once, and back.
+/// 50 routings on a layout: every token reaches each of its experts once, and returns.
 void expect_tokens_conserved(ParallelSizes sizes, int64_t world, TokenDispatcher type,
                              uint64_t seed) {
   const int64_t experts = 4;
@@ -164,7 +164,7 @@ struct Whole {
   }
 };
 
-/// Sums what the description of `param` calls partial, as finalize_model_grads does.
+/// Sums the partial gradients of `param`, as finalize_model_grads does.
 at::Tensor summed_gradient(const NamedParameter& param, const ParallelState& state) {
   at::Tensor grad = param.tensor.grad().clone();
   const auto sum = [&](GroupKind kind) {
@@ -309,7 +309,7 @@ TEST(MoELayer, AllToAllSendsEachChosenTokenOnce) {
                                              "all_to_all of outputs of the experts",
                                              "all_to_all of gradient of outputs of the experts",
                                              "all_to_all of gradient of tokens of the experts"}));
-  EXPECT_EQ(rows, 2 * kLength * kRows * 2);  // replicas, top 2
+  EXPECT_EQ(rows, 2 * kLength * kRows * 2);  // two replicas, top 2
 }
 
 TEST(MoELayer, ExpertsStartAlikeAndDescribeThemselves) {

@@ -12,7 +12,7 @@
 #include "lockstep/tests/support/operator_counts.h"
 #include "lockstep/tests/support/rank_threads.h"
 
-// Which operators and collectives a layer of experts costs.
+// The operators and collectives of a layer of experts.
 
 namespace lockstep {
 namespace {
@@ -33,7 +33,7 @@ LayerContext operators_context(const ParallelState& state) {
   return context;
 }
 
-// On CUDA index_add and index_put add with atomics, in another order in every run.
+// On CUDA, index_add and index_put add with atomics, in a different order in every run.
 TEST(MoEOperators, NothingIsAddedUpByIndexNorSearchedByTheHost) {
   for (const bool capacity : {false, true}) {
     LayerContext context = operators_context(ParallelState::single_process());

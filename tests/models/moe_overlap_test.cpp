@@ -10,7 +10,7 @@
 #include "lockstep/models/moe_layer.h"
 #include "lockstep/tests/support/rank_threads.h"
 
-// The shared expert's products beside the all-to-all of the tokens.
+// The shared expert's products run during the all-to-all of the tokens.
 
 namespace lockstep {
 namespace {
@@ -73,7 +73,7 @@ class SharedExpertProducts {
   at::CallbackHandle handle_;
 };
 
-/// One rank computes; the other keeps its tokens, or gradients, back until it has.
+/// Rank 0 computes. Rank 1 holds back its tokens, or gradients, until rank 0 has done so.
 TEST(MoEOverlap, TheSharedExpertIsComputedWhileTokensAndGradientsAreUnderWay) {
   const std::vector<std::string> held = {"tokens of the experts",
                                          "gradient of tokens of the experts"};

@@ -46,7 +46,7 @@ std::vector<size_t> best(const Row& values, int64_t count) {
   return order;
 }
 
-/// The weights of one token, written out for one token at a time.
+/// The weights of one token, written out.
 Row expected_weights(const Row& logits, const TransformerConfig& config, const Row& bias) {
   const bool softmax = config.moe_router_score_function == RouterScoreFunction::softmax;
   Row scores = logits;
@@ -131,7 +131,7 @@ TEST(Routing, CapacityAsInMegatron) {
   EXPECT_EQ(expert_capacity(64, 2, 8, 1.25), 20);
   EXPECT_EQ(expert_capacity(10, 1, 4, 1), 3);
   EXPECT_EQ(expert_capacity(10, 2, 3, 1.5), 10);
-  EXPECT_GE(expert_capacity(10, 2, 3, 1e300), 10);  // no overflow: as good as no limit
+  EXPECT_GE(expert_capacity(10, 2, 3, 1e300), 10);  // no overflow: practically no limit
 }
 
 TEST(Routing, ExpertsKeepTheirHeaviestTokens) {
@@ -156,7 +156,7 @@ TEST(Routing, ExpertsKeepTheirHeaviestTokens) {
   }
 }
 
-/// Logits by which token t chooses the experts t, t + 1, ... t + topk - 1.
+/// Logits with which token t chooses the experts t, t + 1, ... t + topk - 1.
 at::Tensor balanced_logits(int64_t experts, int64_t topk) {
   at::Tensor logits = at::zeros({4 * experts, experts}, at::kDouble);
   for (int64_t token = 0; token < logits.size(0); ++token)
@@ -180,7 +180,7 @@ TEST(RouterLosses, TheCoefficientAtPerfectBalanceAndExpertsTimesThatForOneHotExp
         config.moe_router_score_function = function;
         config.moe_router_load_balancing_type = kind;
         config.moe_aux_loss_coeff = 0.3;
-        // Each of the two sequences takes every other token, so two choices keep it in balance.
+        // Each of the two sequences has every second token, so two choices keep it balanced.
         if (function == RouterScoreFunction::softmax && experts % 2 == 0) {
           EXPECT_NEAR(mean_loss(balanced_logits(experts, 2), config), 0.3, 1e-9) << experts;
         }
@@ -194,7 +194,8 @@ TEST(RouterLosses, TheCoefficientAtPerfectBalanceAndExpertsTimesThatForOneHotExp
 }
 
 TEST(RouterLosses, SequencesAreBalancedEachForItself) {
-  // Sequence 0 sends all its tokens to expert 0, sequence 1 to expert 1: balanced together only.
+  // Sequence 0 sends all its tokens to expert 0, sequence 1 to expert 1: only together they are
+  // balanced.
   at::Tensor logits = at::zeros({8, 2, 2}, at::kDouble);
   logits.select(1, 0).select(1, 0).fill_(60);
   logits.select(1, 1).select(1, 1).fill_(60);

@@ -10,7 +10,8 @@
 #include "lockstep/models/row_order.h"
 #include "lockstep/tests/support/throws_with.h"
 
-// The ways between tokens and rows, and the experts' products, against libtorch's operators.
+// The mapping between tokens and rows, and the experts' products, compared with libtorch's
+// operators.
 
 namespace lockstep {
 namespace {
@@ -22,7 +23,7 @@ at::Tensor sines(std::vector<int64_t> shape, double seed, at::ScalarType dtype) 
   return at::sin(at::arange(numel, at::kDouble) * 1.7 + seed).view(shape).to(dtype);
 }
 
-/// Each pair chosen with probability `density`, at weights of which some are 0.
+/// Chooses each pair with probability `density`. Some weights are 0.
 Routing drawn_routing(int64_t tokens, double density, std::mt19937_64& engine) {
   std::uniform_real_distribution<double> uniform;
   Routing routing{at::zeros({tokens, kExperts}, at::kFloat),
@@ -141,8 +142,8 @@ RowGroupsPtr groups_with(const std::vector<int64_t>& rows) {
   return c10::make_intrusive<kernels::RowGroups>(at::tensor(rows).cumsum(0).to(at::kInt));
 }
 
-/// 11 rows, of which experts have the first 9. NaN behind them and before the call in all that is
-/// freed.
+/// 11 rows; experts have the first 9. The others hold NaN, and so does freed memory before the
+/// call.
 TEST(GroupedLinear, HasTheBitsOfALinearLayerAnExpertAndReadsNoOtherRows) {
   const std::vector<int64_t> rows = {3, 0, 4, 2, 0};
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {

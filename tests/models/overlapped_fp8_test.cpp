@@ -1,4 +1,4 @@
-// Linear layers in 8-bit floats whose forward sends in parts, against the same without.
+// Linear layers in 8-bit floats whose forward sends in parts, compared with the same without parts.
 
 #include <string>
 #include <vector>
@@ -14,7 +14,7 @@ namespace {
 using testing::CollectiveLog;
 using testing::run_ranks;
 
-/// Steps of layers in 8-bit floats; of rank 0 outputs and scales, and how often it sent.
+/// Steps of layers in 8-bit floats: outputs and scales of rank 0, and its number of calls.
 struct Fp8Steps {
   std::vector<at::Tensor> found;
   std::vector<int64_t> sent;
@@ -66,10 +66,11 @@ TEST(OverlappedFp8, LayersSendInPartsWhereScalesAreKnown) {
       const Fp8Steps found = fp8_steps(recipe, sequence, true);
       const Fp8Steps plain = fp8_steps(recipe, sequence, false);
       ASSERT_EQ(found.found.size(), plain.found.size());
-      // The same 8-bit operands: the products differ by the rounding of fp32 alone.
+      // The 8-bit operands are equal, so the products differ only by fp32 rounding.
       for (size_t i = 0; i < plain.found.size(); ++i)
         testing::expect_near(found.found[i], plain.found[i].to(at::kDouble), 1e-6);
-      // A gather and a sum; each in two parts. First delayed scales are those of four operands.
+      // A gather and a sum, in two parts each. The first delayed scales take calls for four
+      // operands.
       const int64_t once = sequence ? 2 : 1, first = recipe == Fp8Recipe::delayed ? 4 : 0;
       EXPECT_EQ(plain.sent, (std::vector<int64_t>{once + first, once, once}));
       const int64_t parts = recipe == Fp8Recipe::tensorwise ? once : 2 * once;

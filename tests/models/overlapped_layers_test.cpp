@@ -1,5 +1,5 @@
-// Linear layers whose forward sends in parts, beside products: values against one process, what is
-// sent, and in which order.
+// Linear layers whose forward sends in parts, during products: values compared with one process,
+// what is sent, and in which order.
 
 #include <gtest/gtest.h>
 
@@ -36,18 +36,18 @@ at::Tensor waves(at::IntArrayRef shape, double phase, at::ScalarType dtype = at:
       .to(dtype);
 }
 
-/// The sizes of a column-parallel layer with a gate and a row-parallel one behind it.
+/// The sizes of a gated column-parallel layer and of a row-parallel layer after it.
 struct Pair {
   int64_t ranks = 2;
   bool sequence = false;
-  int64_t positions = 8;  ///< of all ranks
+  int64_t positions = 8;  ///< over all ranks
   int64_t batch = 1;
   bool bias = false;
   at::ScalarType dtype = at::kDouble;
 };
 
 struct Results {
-  std::vector<at::Tensor> all;  ///< of rank 0: outputs, gradients of the input and of the weights
+  std::vector<at::Tensor> all;  ///< of one rank: outputs, gradients of the input and of the weights
 };
 
 testing::RankThreadOptions threads_of(int64_t ranks) {
@@ -69,7 +69,7 @@ at::Tensor own(const at::Tensor& whole, const Pair& pair, int64_t rank) {
   return pair.sequence ? whole.chunk(pair.ranks, 0)[static_cast<size_t>(rank)] : whole;
 }
 
-/// Of rank `of`: outputs of both layers, the input's gradient and those of weights and biases.
+/// Results of rank `of`: outputs of both layers, gradients of the input, weights and biases.
 Results run_pair(const Pair& pair, bool overlap, testing::RankThreadOptions options, int64_t of,
                  bool backward = true) {
   Results results;
@@ -111,13 +111,13 @@ double apart(const at::Tensor& found, const at::Tensor& expected) {
   return (found.to(at::kDouble) - expected.to(at::kDouble)).abs().max().item<double>() / largest;
 }
 
-/// What `pair` gives on one rank, cut as rank `rank` of `pair` has it.
+/// The results of `pair` on one rank, cut as on rank `rank` of `pair`.
 std::vector<at::Tensor> one_process(const Pair& pair, int64_t rank) {
   Pair whole = pair;
   whole.ranks = 1;
   whole.sequence = false;
   std::vector<at::Tensor> all = run_pair(whole, false, threads_of(1), 0).all;
-  // Blocks of columns, each cut over the ranks; a bias too. Rows of down.weight.
+  // Blocks of columns, each cut over the ranks; a bias too. Rows for down.weight.
   const auto columns = [&](const at::Tensor& t, int64_t dim) {
     return t.chunk(pair.ranks, dim)[static_cast<size_t>(rank)];
   };
@@ -146,8 +146,8 @@ TEST(OverlappedLayers, PartsCoverTheSequenceInOrder) {
   }
 }
 
-/// Of one process and of layers without overlap; in chunks of fewer positions than parts, and of as
-/// many, too.
+/// Compared with one process and with layers without overlap. Chunks have fewer positions than
+/// there are parts, as many, or more.
 TEST(OverlappedLayers, HaveTheResultsOfOneProcess) {
   for (const int64_t ranks : {2, 3, 4})
     for (const bool sequence : {false, true})
@@ -184,7 +184,7 @@ TEST(OverlappedLayers, InNarrowDtypesTheyAreApartByRoundingAlone) {
     }
 }
 
-/// "all_gather of up input over tp [0, 1]: 96" of rank 0
+/// "all_gather of up input over tp [0, 1]: 96" for each call of rank 0.
 std::vector<std::string> sent(const Pair& pair, bool overlap) {
   CollectiveLog log;
   testing::RankThreadOptions options = threads_of(pair.ranks);
@@ -199,7 +199,7 @@ std::vector<std::string> sent(const Pair& pair, bool overlap) {
 
 TEST(OverlappedLayers, SendInPartsWhatTheyWouldSendAtOnce) {
   using Sent = std::vector<std::string>;
-  const int64_t row = 2 * kWide * 8;  // of a position: batch, width, bytes
+  const int64_t row = 2 * kWide * 8;  // bytes of a position: batch, width, bytes
   const auto line = [&](const char* call, int64_t positions) {
     return fmt::format("{} over tp [0, 1]: {}", call, positions * row);
   };
@@ -220,13 +220,13 @@ TEST(OverlappedLayers, SendInPartsWhatTheyWouldSendAtOnce) {
                   line("all_gather of gradient of mlp.down output", 5),
                   line("all_gather of mlp.up input again", 5),
                   line("reduce_scatter (sum) of gradient of mlp.up input", 10)}));
-  // One position a rank, as where text is generated.
+  // One position per rank, as in text generation.
   EXPECT_EQ(sent({2, false, 1, 2}, true),
             (Sent{line(kReduce, 1), line("all_reduce (sum) of gradient of mlp.up input", 1)}));
   EXPECT_EQ(sent({1, false, 10, 2}, true), Sent{});
 }
 
-/// What a rank does in forward: "all_gather", "product of 24 x 6 rows", ...
+/// The steps of a rank in forward: "all_gather", "product of 24 x 6 rows", ...
 thread_local std::vector<std::string>* doings = nullptr;
 
 std::unique_ptr<at::ObserverContext> note_product(const at::RecordFunction& call) {
@@ -257,8 +257,8 @@ TEST(OverlappedLayers, ProductsStandBetweenTheCommunicationsOfParts) {
       EXPECT_EQ(of_rank[1], (Doings{gather, "product of [24, 6]", "product of [24, 4]", scatter}));
       continue;
     }
-    // All parts set out before the first product, which is that of the own chunk. What has come is
-    // multiplied for the ranks before and behind.
+    // All parts are sent before the first product, which multiplies the own chunk. Parts that have
+    // arrived are multiplied for the ranks before and after.
     const Doings gathers(2, gather);
     const auto expect = [&](size_t rank, const Doings& products_of_part) {
       Doings expected = gathers;
@@ -275,7 +275,7 @@ TEST(OverlappedLayers, ProductsStandBetweenTheCommunicationsOfParts) {
   }
 }
 
-/// Rank 1 does not begin its first communication of a layer before rank 0 has come to `event`.
+/// Rank 1 starts its first communication of a layer only after rank 0 has reached `reached_by`.
 void expect_reached_without_rank_1(bool sequence, const std::string& label, const char* reached_by,
                                    int64_t times) {
   std::promise<void> reached;

@@ -1,5 +1,5 @@
-// Modules of libtorch inside a described one, between the tensor-parallel regions: their gradients
-// against the same model of libtorch's operators alone in one process, in fp64.
+// Modules of libtorch inside a described one, between the tensor-parallel regions. Their gradients
+// are compared with the same model from libtorch's operators in one process, in fp64.
 
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ using testing::throws_with;
 
 constexpr int64_t kLength = 4, kBatch = 3, kWidth = 6, kInner = 8;
 
-/// norm and mix are of libtorch, inner and outer of this library.
+/// norm and mix are libtorch's, inner and outer are ours.
 class MixedNet : public DescribedModule {
  public:
   enum class Children { undescribed, stated, by_parameter };
@@ -114,7 +114,7 @@ TEST(PlainChildren, AreRefusedByNameWhereRanksOfTpSeeTheirTokensAlone) {
         {.sizes = {.tensor = 2}});
 }
 
-/// Loss of the whole input by operators of libtorch alone.
+/// The loss of the whole input, computed only by operators of libtorch.
 at::Tensor plain_loss(const NamedTensors& p, const at::Tensor& input) {
   const at::Tensor hidden =
       at::linear(at::layer_norm(input, {kWidth}, p.at("norm.weight"), p.at("norm.bias"), 1e-5),
@@ -129,7 +129,7 @@ at::Tensor input_of(int64_t replica) {
       .view({kLength, kBatch, kWidth});
 }
 
-/// Of the sum over `replicas` inputs, in one process.
+/// Gradients of the sum over `replicas` inputs, in one process.
 NamedTensors expected_gradients(int64_t replicas) {
   const MixedNet net({.options = at::kDouble}, MixedNet::Children::undescribed);
   NamedTensors params, gradients;
@@ -140,7 +140,7 @@ NamedTensors expected_gradients(int64_t replicas) {
   return gradients;
 }
 
-/// Backward of this rank's part of its replica's loss.
+/// Runs backward of this rank's part of its replica's loss.
 void backward(MixedNet& net, const ParallelState& state, bool sequence_parallel) {
   const ProcessGroup tp = state.group(GroupKind::tp);
   at::Tensor input = input_of(state.group(GroupKind::dp_cp).rank());
@@ -203,7 +203,7 @@ TEST(PlainChildren, NeedNoDescriptionWhereAllRanksOfTpSeeAllTokens) {
               check_fronts(state, false, MixedNet::Children::undescribed);
             },
             {.sizes = {.tensor = 2}});
-  run_ranks(2, [](const ParallelState& state) {  // one rank of tp has all of a sequence
+  run_ranks(2, [](const ParallelState& state) {  // one rank of tp has the whole sequence
     MixedNet net(context_of(state, true), MixedNet::Children::undescribed);
     all_reduce_grads(net, state);
     DistributedDataParallel(net, state);

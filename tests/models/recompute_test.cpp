@@ -54,7 +54,7 @@ TEST(Recompute, WhatDependsOnNothingThatIsTrainedGetsNoGradient) {
   EXPECT_TRUE(at::equal(factor.grad(), frozen + 1));
 }
 
-/// A view of an input, made without a graph, looks like a parameter.
+/// A view of an input that is made without a graph looks like a parameter.
 TEST(Recompute, AnInputIsFreeOnceTheFunctionsBackwardIsOver) {
   const at::Tensor x = at::ones({8, 8}).requires_grad_(true);
   const at::Tensor before = x * 2;
@@ -118,8 +118,8 @@ TEST(Recompute, WithoutGradientsItIsAPlainCall) {
 }
 
 TEST(Recompute, KeepsItsInputsOnly) {
-  // sin saves its input. Without recomputation every value between the steps stays alive until
-  // backward; with it none does.
+  // sin saves its input. Without recomputation, every intermediate value stays alive until
+  // backward; with it, none does.
   const at::Tensor x = at::ones({8}).requires_grad_(true);
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> between;
   const auto function = [&](const std::vector<at::Tensor>& in) {
@@ -142,7 +142,7 @@ TEST(Recompute, KeepsItsInputsOnly) {
   EXPECT_EQ(alive(), 0);
 }
 
-/// `shared` is used outside of recomputed functions and in two of them, `alone` in one.
+/// Two recomputed functions and code outside use `shared`; one function uses `alone`.
 struct Reused : torch::nn::Module {
   explicit Reused(bool recomputed) : recomputed_(recomputed) {
     for (const char* const name : {"shared", "alone"}) {
@@ -247,7 +247,7 @@ TEST(Recompute, GptGradientsAreTheSameOnTwoRanks) {
   EXPECT_FALSE(expected.empty());
 }
 
-/// What a rank of tp 2 sees of a forward and backward.
+/// What a rank of tp 2 measures in a forward and backward.
 struct TwoRanks {
   std::vector<at::Tensor> gradients;  ///< of rank 0
   int64_t kept = 0;                   ///< bytes between forward and backward
@@ -305,11 +305,11 @@ TEST(Recompute, PartsOfTheSavedInputsAreGatheredInBackward) {
                                                       "saved decoder.layers.0 input: " + bytes}));
 }
 
-// With T = 8 * 2 tokens, h = 16, f = 24 / 2, 4 / 2 heads of 4 channels, elements of e = 8 bytes and
-// RMSNorm, a layer keeps (see activation_plan.h) 2 norms, 2 (2 T h e + T e); attention, T e times 8
-// queries, 8 keys, 8 values, 8 of the core's output and 2 log-sum-exp; feed-forward 3 f T e. Full
-// recomputation keeps T h e instead, and a rank of tp half of that where it is distributed;
-// selective all but the log-sum-exp.
+// T = 8 * 2 tokens, h = 16, f = 24 / 2, 4 / 2 heads of 4 channels, elements of e = 8 bytes,
+// RMSNorm. A layer keeps (see activation_plan.h) for its 2 norms 2 (2 T h e + T e); for attention T
+// e times 8 queries, 8 keys, 8 values, 8 of the core's output and 2 log-sum-exp; for feed-forward 3
+// f T e. Full recomputation keeps T h e instead, or half of that on a rank of tp if it is
+// distributed; selective recomputation keeps all but the log-sum-exp.
 TEST(Recompute, WhatIsKeptFallsAsTheFormulaSays) {
   constexpr int64_t kTe = 8 * kMicroBatch * 8, kHidden = 16, kFfn = 12;
   constexpr int64_t kLayer = kTe * (2 * (2 * kHidden + 1) + (4 * 8 + 2) + 3 * kFfn);
@@ -336,8 +336,8 @@ int64_t kept_by(const TransformerConfig& config, const GPTStage& stage) {
   return memory.bytes() - static_cast<int64_t>(output.nbytes());
 }
 
-// In one process a layer of the configuration above keeps (h = 16, f = 24, 4 heads, 2 query groups)
-// what WhatIsKeptFallsAsTheFormulaSays counts for half of the heads and of f.
+// In one process a layer of the configuration above (h = 16, f = 24, 4 heads, 2 query groups) keeps
+// what WhatIsKeptFallsAsTheFormulaSays counts, which has half of the heads and of f.
 TEST(Recompute, NumberOfLayersCountsFromTheFirstOfEachStage) {
   constexpr int64_t kTe = 8 * kMicroBatch * 8, kHidden = 16, kFfn = 24;
   constexpr int64_t kLayer = kTe * (2 * (2 * kHidden + 1) + 2 * (4 * 8 + 2) + 3 * kFfn);

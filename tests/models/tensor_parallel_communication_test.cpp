@@ -9,7 +9,7 @@
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
-// What a GPT that is cut over ranks of tensor parallelism sends, and what it refuses.
+// What a GPT that is cut over tensor-parallel ranks sends, and what it refuses.
 
 namespace lockstep {
 namespace {
@@ -35,7 +35,7 @@ std::vector<std::string> sent(const CollectiveLog& log) {
   return result;
 }
 
-/// What a stage sends in forward and backward.
+/// The calls of a stage in forward and backward.
 std::vector<std::string> sent_by(const TransformerConfig& config, const Layout& layout,
                                  const GPTStage& stage) {
   CollectiveLog log;
@@ -169,7 +169,7 @@ TEST(TensorParallel, FinalizeSumsTheNormsOfSequenceParallelismAlone) {
           int64_t parameters = 0;
           for (const auto& entry : finalize_model_grads({&ddp}, at::full({}, 16)).entries)
             if (entry.pass == "partial gradients") parameters += entry.parameters;
-          // Two norms and two biases of row-parallel layers for each layer, and the final norm.
+          // For each layer, two norms and two biases of row-parallel layers; and the final norm.
           EXPECT_EQ(parameters, sequence ? config.num_layers * 4 + 1 : 0);
         },
         layout.threads());

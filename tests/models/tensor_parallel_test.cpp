@@ -12,7 +12,7 @@
 #include "lockstep/tests/support/gpt_parts.h"
 #include "lockstep/tests/support/rank_threads.h"
 
-// A GPT cut over ranks of tensor parallelism against the same GPT in one process.
+// A GPT cut over tensor-parallel ranks, compared with the same GPT in one process.
 
 namespace lockstep {
 namespace {
@@ -51,7 +51,7 @@ Outcome one_process(const TransformerConfig& config) {
   return outcome;
 }
 
-/// The same on `layout`, in micro-batches that are dealt out over dp, by rank 0's account.
+/// The same on `layout`, as rank 0 reports it. The micro-batches are distributed over dp.
 Outcome on_layout(const TransformerConfig& config, const Layout& layout,
                   const DistributedDataParallelConfig& ddp_config = {}) {
   Outcome result;
@@ -104,7 +104,7 @@ void expect_equal(const Outcome& found, const Outcome& expected) {
 }
 
 TEST(TensorParallel, EveryLayoutGivesTheLossAndGradientsOfOneProcess) {
-  // Every model on two layouts: any four of the choices meet on each of them.
+  // Every model runs on two or three layouts. Any four choices meet on each layout.
   const std::vector<Layout> even = {{1}, {2}, {4, true}}, odd = {{2, true}, {4}};
   for (int variant = 0; variant < 32; ++variant) {
     const auto choice = [&](int bit) { return (variant >> bit & 1) != 0; };
@@ -199,7 +199,7 @@ TEST(TensorParallel, LogitsAreGatheredWithoutPadding) {
   TransformerConfig config = small_gpt();
   const at::Tensor tokens = sample_ids(config, 2).slice(1, 0, -1);
   const at::Tensor expected = GPTModel(config, {.dtype = at::kDouble}).forward(tokens);
-  config.make_vocab_size_divisible_by = 4;  // of four ranks the last holds padding alone
+  config.make_vocab_size_divisible_by = 4;  // of four ranks the last holds only padding
   for (const Layout& layout : {Layout{4}, {4, true}})
     run_ranks(
         4,

@@ -1,4 +1,4 @@
-// What a model of one's own passes to layers: what does not fit them is refused.
+// Arguments that a user's own model passes to layers: unsuitable ones are refused.
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Which operators put a weight's gradient into the buffer that waits for it, and its bits.
+// The operators that add a weight's gradient to the buffer that waits for it, and its bits.
 
 #include <gtest/gtest.h>
 
@@ -121,7 +121,7 @@ TEST(WeightGradient, OfAModelInAWrapperIsAddedByProductsAlone) {
         const at::Tensor loss = model->forward(ids.slice(1, 0, -1), ids.slice(1, 1)).sum();
         const testing::OperatorCounts counts;
         loss.backward();
-        // Four matrices a layer and the output layer's, of 16 tokens in two chunks.
+        // Four matrices per layer and the output layer's; 16 tokens, in two chunks if chunked.
         EXPECT_EQ(counts.of("aten::addmm_"), 4 * config.num_layers + (chunked ? 2 : 1));
       });
 }

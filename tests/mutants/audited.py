@@ -1,6 +1,6 @@
-"""Which of the seeded bugs are bugs of scale, group or count on the way of a gradient from backward to
-the update: the audit alone has to convict each, without a run on one process to compare with. Names
-are those of mutants.py; tests as there."""
+"""The seeded bugs of scale, group or count on the way of a gradient from backward to the update:
+the audit alone must convict each of them, without a one-process run to compare with. Names and
+tests are those of mutants.py."""
 
 RANDOM = "audit_test:Audit.WhatIsMeasured*"
 UPDATE = "audit_test:Audit.TellsHowTheUpdate*"
@@ -33,7 +33,7 @@ AUDITED = {
     "shard-of-the-first-bucket": RANDOM,
 }
 
-# Those that are of scale, group or count and not on that way.
+# Bugs of scale, group or count that are not on that way.
 BACKWARD = "in forward or backward, whose place the markers take; the tests above see it"
 NO_GRADIENT = "no gradient goes there"
 BEYOND = {

@@ -1,5 +1,5 @@
-"""Seeded bugs in the way of a device, which the CPU does not have; fields as in mutants.py. The
-asynchronous test device has to show them."""
+"""Seeded bugs in code that only runs for a device, not for the CPU; fields as in mutants.py. The
+asynchronous test device must expose them."""
 
 TRAINING = "device_training_test:*DeviceTraining*"
 FAILURES = "device_failures_test:*DeviceFailures*"

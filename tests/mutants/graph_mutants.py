@@ -1,4 +1,4 @@
-"""Seeded bugs in runs that are ahead of what they know, and in work that is recorded once and
+"""Seeded bugs in runs that continue before they know results, and in work that is recorded once and
 launched many times; fields as in mutants.py."""
 
 AHEAD = "device_graph_test:*RunAhead*"

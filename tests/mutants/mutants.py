@@ -1,6 +1,6 @@
-"""Seeded bugs, of the kinds that the histories of training frameworks show: each replaces one piece
-of text, which its source holds exactly once. `tests` are those that should see it, nearest first:
-"executable" or "executable:filter of GoogleTest"."""
+"""Seeded bugs, of the kinds found in the histories of training frameworks. Each replaces one piece
+of text that occurs exactly once in its source. `tests` lists those that should see it, nearest
+first: "executable" or "executable:filter of GoogleTest"."""
 
 import collections
 
@@ -372,5 +372,5 @@ MUTANTS = [Mutant(*fields) for fields in [
      ["matrix_product_test"]),
 ] + RESUME_MUTANTS + DEVICE_MUTANTS + GRAPH_MUTANTS]
 
-# Why each that no test sees is let live.
+# For each bug that no test sees, the reason why it may survive.
 SURVIVORS = {}

@@ -1,4 +1,4 @@
-"""Seeded bugs in how runs load, resume and copy their state; fields as in mutants.py."""
+"""Seeded bugs in loading, resuming and copying a run's state; fields as in mutants.py."""
 
 RESUME_MUTANTS = [
     ("steps-lost-on-resume", "the optimizer's step counter is lost on resume",

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Seeds the bugs of mutants.py, one at a time, and looks whether the fast suite sees each.
+"""Seeds the bugs of mutants.py, one at a time, and checks whether the fast suite sees each.
 
-A mutant is compiled and linked apart, in build-mutants/: the changed source with ninja's command for
-it, its room's shared library, and, where the source needs no libtorch, the test programs that hold
-it. The test programs of an existing build then run with that library, those that mutants.py names
-first. One that all of them pass survives. With all mutants it writes tests/mutants/RESULT.md; it
-fails where fewer than 95 % were killed.
+A mutant is compiled and linked separately, in build-mutants/: the changed source with ninja's
+command for it, the shared library of its room and, if the source needs no libtorch, the test
+programs that contain it. Then the test programs of an existing build run with that library, those
+that mutants.py names first. A mutant that passes all of them survives. A run of all mutants writes
+tests/mutants/RESULT.md. It fails if fewer than 95 % were killed.
 
     run.py [--build DIR] [--jobs N] [--resume] [--audit] [NAME...]
 
---audit looks instead whether the audit of gradients alone convicts those of audited.py: each is
-compiled alone and preloaded. It fails where one is not convicted, and with all of them it writes the
-second part of RESULT.md. --resume goes on with a run that was broken off: what it found stands for
-mutants whose source did not change since."""
+--audit checks instead whether the gradient audit alone convicts those of audited.py: each is
+compiled alone and preloaded. It fails if one is not convicted. A run of all of them writes the
+second part of RESULT.md. --resume continues an interrupted run: it reuses the results of mutants
+whose source has not changed since."""
 
 import argparse
 import concurrent.futures
@@ -35,12 +35,12 @@ from mutants import MUTANTS, SURVIVORS  # noqa: E402
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 RESULT = SOURCE / "tests/mutants/RESULT.md"
 GOAL = 0.95
-AUDIT_CASES = "112"  # 4 of each world
-CAP_SECONDS = 300  # of a test program; a rank that waits for another gives up after 20
+AUDIT_CASES = "112"  # 4 for each world
+CAP_SECONDS = 300  # per test program; a rank that waits for another gives up after 20
 
 
 class Build:
-    """An existing build, and how it makes things."""
+    """An existing build and its commands."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -51,8 +51,8 @@ class Build:
                               capture_output=True).stdout
 
     def compilation(self, source, room):
-        """The file through which `source` is compiled, itself or one that includes it; the command
-        and the object."""
+        """Returns the file that compiles `source` (itself or one that includes it), the command and
+        the object."""
         wanted = SOURCE / source
         for entry in self.compiled:
             in_room = f"/lockstep_{room}.dir/" in entry["output"] or \
@@ -83,7 +83,7 @@ def run(command, folder):
 
 
 def failure_in(program, name, chosen, folder, libraries):
-    """What failed in test program `name`, at `program`; None if nothing did."""
+    """Returns what failed in test program `name`, at `program`; None if nothing did."""
     environment = dict(os.environ, OMP_NUM_THREADS="1",
                        LD_LIBRARY_PATH=":".join(str(path) for path in libraries))
     command = [program, "--gtest_fail_fast"] + ([f"--gtest_filter={chosen}"] if chosen else [])
@@ -105,7 +105,7 @@ def failure_in(program, name, chosen, folder, libraries):
 
 
 def conviction_in(line):
-    """What the audit says in it of a parameter or of the job; None if nothing."""
+    """Returns the audit's complaint about a parameter or the job in `line`, or None."""
     told = re.search(r"(?:rank \d+, `[^`]+`|rank \d+|job): [a-z ]+: worked out .*", line) or \
         re.search(r"rank \d+ threw: .*", line) or \
         re.search(r"C\+\+ exception with description .*", line)
@@ -116,7 +116,7 @@ def conviction_in(line):
 
 
 def said_by_audit(build, test, folder, preloaded=""):
-    """What the audit says first in `test`; None if nothing."""
+    """Returns the audit's first complaint in `test`; None if there is none."""
     name, _, chosen = test.partition(":")
     environment = dict(os.environ, OMP_NUM_THREADS="1", LOCKSTEP_RANDOM_CASES=AUDIT_CASES,
                        LD_LIBRARY_PATH=str(build.folder / "lib"), LD_PRELOAD=str(preloaded))
@@ -134,7 +134,7 @@ def said_by_audit(build, test, folder, preloaded=""):
 
 
 class Seeded:
-    """One mutant, built."""
+    """A mutant and its build."""
 
     def __init__(self, mutant, build, folder):
         self.mutant, self.build, self.folder = mutant, build, folder / mutant.name
@@ -166,8 +166,8 @@ class Seeded:
         run(link.replace(f" -o {library}", f" -o {self.folder / library}"), self.build.folder)
 
     def compile_alone(self):
-        """A library of the changed source alone, whose symbols come before those of the room's where
-        it is preloaded."""
+        """Builds a library of the changed source alone; when preloaded, its symbols take precedence
+        over those of the room's library."""
         compiled, command, old_object = self.build.compilation(self.mutant.source, self.room)
         source = self.folder / pathlib.Path(self.mutant.source).name
         source.write_text(self.changed_source())
@@ -179,7 +179,7 @@ class Seeded:
         return library
 
     def program(self, name):
-        """Where the test program `name` is that holds the mutant."""
+        """Returns the path of the test program `name` that contains the mutant."""
         archive = f" {self.room}/liblockstep_{self.room}_pure.a"
         link = self.build.link_command(f"tests/{name}")
         if archive not in link:
@@ -196,7 +196,7 @@ class Seeded:
                           [self.folder / "lib", self.build.folder / "lib"])
 
     def conviction(self, test, resume):
-        """What the audit says of it in `test`; None if nothing."""
+        """Returns the audit's complaint about the mutant in `test`; None if there is none."""
         known = self.folder / "audit.json"
         key = hashlib.sha256((self.changed_source() + test).encode()).hexdigest()
         if resume and known.is_file():
@@ -208,7 +208,7 @@ class Seeded:
         return said
 
     def judge(self, resume):
-        """Who kills it; None if nobody does."""
+        """Returns the test that kills the mutant; None if none does."""
         known = self.folder / "result.json"
         key = hashlib.sha256(self.changed_source().encode()).hexdigest()
         if resume and known.is_file():
@@ -247,13 +247,13 @@ AUDIT_TITLE = "\n## By the audit alone\n"
 
 
 def audit_part():
-    """The part of RESULT.md that --audit writes."""
+    """Returns the part of RESULT.md that --audit writes."""
     text = RESULT.read_text() if RESULT.is_file() else ""
     return text[text.index(AUDIT_TITLE):] if AUDIT_TITLE in text else ""
 
 
 def report_audit(results):
-    """`results`: the mutants of AUDITED, and what convicts each."""
+    """`results`: the mutants of AUDITED, and the complaint that convicts each."""
     convicted = sum(1 for _, said in results if said)
     refused = sum(1 for _, said in results if said and " threw: " in said)
     lines = [AUDIT_TITLE, textwrap.fill(
@@ -296,7 +296,7 @@ def run_audit(build, chosen, folder, options):
 
 
 def check_named_tests(build, mutants):
-    """Every test that a mutant names first is in its program."""
+    """Every test with a filter that a mutant names exists in its program."""
     for test in sorted({test for mutant in mutants for test in mutant.tests if ":" in test}):
         name, _, chosen = test.partition(":")
         listed = subprocess.run([build.folder / "tests" / name, "--gtest_list_tests",

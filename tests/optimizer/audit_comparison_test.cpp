@@ -1,5 +1,5 @@
-// Two audits against each other, by hand: what must be the same in two layouts, what may differ,
-// and which reports are refused.
+// Two hand-written audits compared: what must be the same in two layouts, what may differ, and
+// which reports are refused.
 
 #include "lockstep/optimizer/audit_comparison.h"
 
@@ -18,7 +18,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kEffect = "every term x 1, divided by all tokens";
 
-/// A table of 12 elements that tp cuts and a norm of 3 that it does not, on `tensor` x `data`
+/// A table of 12 elements that tp cuts, and a norm of 3 that it does not cut, on `tensor` x `data`
 /// ranks.
 AuditReport layout(int64_t tensor, int64_t data) {
   AuditReport report = {.world_size = tensor * data,
@@ -117,7 +117,7 @@ TEST(AuditComparison, NamesWhatIsTrainedOtherwise) {
   EXPECT_TRUE(to_text(renamed).ends_with("3 parameters, not equivalent: 2 differences\n"));
 }
 
-// 12 elements and 16 with 4 of padding; without a word of padding they are another table.
+// 12 elements, and 16 with 4 of padding. If the padding is not stated, they are different tables.
 TEST(AuditComparison, PaddingIsOfTheLayout) {
   const auto padded = [](const std::string& rows_a, const std::string& rows_b) {
     AuditReport a = layout(2, 2), b = layout(1, 3);
@@ -137,7 +137,7 @@ TEST(AuditComparison, PaddingIsOfTheLayout) {
       (AuditDifference{"table", "padding", "11 rows before padding", "10 rows before padding"}));
 }
 
-// The table of one stage, and its two copies on two stages, each with its own name.
+// A table on one stage, compared with its two copies on two stages, each with its own name.
 TEST(AuditComparison, CopiesOfATiedParameterAreOne) {
   AuditReport one = layout(1, 1), two = layout(1, 1);
   two.world_size = 2;

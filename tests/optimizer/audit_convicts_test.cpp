@@ -1,5 +1,5 @@
-// Which mistakes the audit convicts without a reference: descriptions that are not those of the
-// model, and what loops do wrong between backward and the optimizer.
+// Which mistakes the audit finds without a reference: descriptions that do not match the model, and
+// errors of loops between backward and the optimizer.
 
 #include <gtest/gtest.h>
 
@@ -25,8 +25,8 @@ using testing::partial_over_tp;
 using testing::run_ranks;
 using testing::throws_with;
 
-/// A model on 8 ranks of tp 2, dp 2, pp 2: a matrix that is cut, a norm whose gradients are terms,
-/// a table that is tied between the stages.
+/// A model on 8 ranks of tp 2, dp 2, pp 2: a cut matrix, a norm whose gradients are terms, and a
+/// table that is tied between the stages.
 std::unique_ptr<AuditNet> stage_net(const std::string& wrong = "") {
   auto net = std::make_unique<AuditNet>();
   ParamDescription norm = partial_over_tp(), table = {.tie = Tie{"table"}};
@@ -43,8 +43,8 @@ std::unique_ptr<AuditNet> stage_net(const std::string& wrong = "") {
 using Bug = std::function<void(const std::vector<DistributedDataParallel*>& models,
                                const std::optional<at::Tensor>& tokens)>;
 
-/// What the audit says of the model on rank 1, when it is described as `wrong` or when `bug` stands
-/// in the place of finalize_model_grads().
+/// The differences that the audit finds on rank 1, with the description `wrong`, or with `bug`
+/// instead of finalize_model_grads().
 std::vector<std::string> conviction(const std::string& wrong, const Bug& bug = {},
                                     bool averages = false) {
   std::vector<std::string> lines;
@@ -148,7 +148,7 @@ TEST(AuditConvicts, GradientsThatDifferWithinAParameter) {
       "elements: markers from 0 to ");
 }
 
-// 2 micro-batches whose means are divided by 2 twice.
+// The means of 2 micro-batches are divided by 2 twice.
 TEST(AuditConvicts, ALossThatIsDividedTwice) {
   run_ranks(2, [](const ParallelState& state) {
     DescribedParams module;

@@ -1,5 +1,5 @@
-// What becomes of each gradient: integers through the real collectives against what descriptions
-// say, on random layouts and models.
+// The effect on each gradient: integers through the real collectives compared with the
+// descriptions, on random layouts and models.
 
 #include "lockstep/optimizer/audit.h"
 
@@ -83,7 +83,7 @@ TEST(Audit, WhatIsMeasuredIsWhatDescriptionsSayOnRandomLayouts) {
   RecordProperty("parameters", std::to_string(parameters));
 }
 
-// By hand: ranks 0 and 1 are tp, ranks 0 and 2 dp.
+// Written by hand: ranks 0 and 1 form tp, ranks 0 and 2 dp.
 TEST(Audit, NamesTheRanksTheFactorAndTheDivisor) {
   run_ranks(
       4,
@@ -111,7 +111,7 @@ TEST(Audit, NamesTheRanksTheFactorAndTheDivisor) {
       {.sizes = {.tensor = 2}});
 }
 
-// The ranks of an average: 1 / 3 of each; of a shard only the ranks that hold elements tell.
+// The ranks of an average count 1 / 3 each. For a shard, only the ranks that hold elements report.
 TEST(Audit, NamesAveragesAndShards) {
   run_ranks(3, [](const ParallelState& state) {
     DescribedParams module;
@@ -133,7 +133,7 @@ TEST(Audit, NamesAveragesAndShards) {
   });
 }
 
-// The whole model has 8 + 2 + 3 elements on whichever rank, each in the norm once.
+// The whole model has 8 + 2 + 3 elements, whichever rank reports. Each counts once in the norm.
 TEST(Audit, NamesWhatDoesNotDependOnTheLayout) {
   for (const int64_t tensor : {1, 2})
     for (const bool sharded : {false, true})
@@ -211,7 +211,7 @@ TEST(Audit, LeavesWeightsAndOptimizerAndSendsWhatItSays) {
                   EXPECT_EQ(made[i].bytes, 5 * 8);
                   EXPECT_EQ(made[i].group, "dp-cp");
                 }
-              EXPECT_EQ(buckets, 2);  // both ranks in one round, and the tokens
+              EXPECT_EQ(buckets, 2);  // one round for both ranks, one for the tokens
               step();
             },
             {.log = &log});

@@ -1,4 +1,4 @@
-// Loops of one's own under the audit: one by each front, one by collectives alone, and mistakes.
+// Users' own loops under the audit: one with each front, one with collectives only, and mistakes.
 
 #include "lockstep/optimizer/audited_loop.h"
 
@@ -31,7 +31,7 @@ std::string found_by(const AuditedLoop& loop) {
   return fmt::format("{}", fmt::join(audit_differences(expected_audit(loop), audit(loop)), "\n"));
 }
 
-/// `cut` over tp, a norm of the sequence's parts unless `plain`, an expert where `experts`.
+/// A `cut` over tp, a norm with partial gradients unless `plain`, an expert if `experts`.
 std::unique_ptr<DescribedParams> net_of(const ParallelState& state, bool plain, bool experts) {
   auto net = std::make_unique<DescribedParams>();
   const int64_t tensor = state.grids().size(GroupKind::tp);
@@ -166,7 +166,7 @@ TEST(AuditedLoop, OfDistributedDataParallel) {
   });
 }
 
-/// A loop of collectives, which tells the audit what it says it does.
+/// A loop with collectives only.
 AuditedLoop own_loop(const ParallelState& state, const DescribedParams& net, double factor,
                      GroupKind kind) {
   AuditedLoop loop = loop_of(state, net);
@@ -202,7 +202,7 @@ TEST(AuditedLoop, NamesMistakesOfAnOwnLoop) {
                    "ranks [2]");
               AuditedLoop once = own_loop(state, net, 0.25, GroupKind::dp_cp);
               once.norm = [&] {
-                return at::full({}, std::sqrt(3.0), at::kDouble);  // forgets two elements
+                return at::full({}, std::sqrt(3.0), at::kDouble);  // misses two elements
               };
               says(found_by(once), "rank 0: elements in the norm: worked out 5, measured 3");
             },
@@ -230,7 +230,7 @@ TEST(AuditedLoop, RefusesWhatIsNoLoop) {
   refuses(own_loop(state, net, 1, GroupKind::dp), "found none that is trained");
 }
 
-// Where the step leaves no gradient that is said, by name.
+// If the step leaves no gradient, the error says so with the name.
 TEST(AuditedLoop, NamesAGradientThatIsNotThere) {
   const ParallelState state = ParallelState::single_process();
   DescribedParams net;

@@ -1,4 +1,5 @@
-// clip_grad_norm_ of parameters on meshes: the golden cases GN1 to GN4 and GM1, and PyTorch's own.
+// clip_grad_norm_ of parameters on meshes: the golden cases GN1 to GN4 and GM1, and comparisons
+// with PyTorch.
 
 #include "lockstep/optimizer/clip_grad_norm.h"
 
@@ -160,7 +161,7 @@ TEST(ClipGradNorm, GM1ATiedEmbeddingOfTwoStagesCountsOnce) {
         params[0] = leaf_with_grad(at::ones({20, 20}));
         params[1] = leaf_with_grad(at::ones({400}));
       }
-      params.push_back(params[0]);  // a module that holds it twice
+      params.push_back(params[0]);  // as if a module held it twice
       const at::Tensor norm = clip_grad_norm_(params, 1.0, 2, false, {}, stages);
       EXPECT_NEAR(norm.item<double>(), tied ? 28.284271247461902 : 40, 1e-13);
       EXPECT_NEAR(params[0].tensor.grad()[3][4].item<double>(), 1 / norm.item<double>(), 1e-7);
@@ -171,7 +172,7 @@ TEST(ClipGradNorm, ATiedEmbeddingThatIsShardedCountsOnTheFirstStage) {
   run_ranks(8, [](const ParallelState& state) {
     const DeviceMesh mesh(state, {4, 2}, {"pp", "tp"});
     const int64_t stage = mesh.get_local_rank("pp"), tp = mesh.get_local_rank("tp");
-    // The first and the last stage share it.
+    // The first and the last stage share this parameter.
     const DeviceMesh ends(state, {2, 2}, {"ends", "tp"}, RankList{0, 1, 6, 7});
     std::vector<MeshParameter> params;
     if (stage == 0 || stage == 3)
@@ -183,7 +184,7 @@ TEST(ClipGradNorm, ATiedEmbeddingThatIsShardedCountsOnTheFirstStage) {
 }
 
 TEST(ClipGradNorm, DTensorsOfSeveralMeshesAndPlainTensorsTogether) {
-  // 32 of a DTensor and 18 of a plain tensor: the norm is the root of 50.
+  // 32 from a DTensor and 18 from a plain tensor: the norm is the square root of 50.
   run_ranks(2, [](const ParallelState& state) {
     const MeshParameters params = {
         with_grad(ones_on(DeviceMesh(state, {2}, {"tp"}), {8}, {Shard{0}}, "sharded"), 2),
@@ -224,7 +225,7 @@ TEST(ClipGradNorm, WhatIsNotFiniteThrowsOnEveryRankOrSpoilsTheGradientsAsInPyTor
   EXPECT_TRUE(at::allclose(ours.grad(), theirs.grad(), 1e-6, 0, /*equal_nan=*/true));
 }
 
-/// Gradients of every kind of memory, with the same values as tensors that are dense.
+/// Gradients with every kind of memory layout.
 std::vector<std::pair<const char*, at::Tensor>> odd_gradients() {
   const at::Tensor values = at::sin(at::arange(48, at::kFloat) * 3.1 + 0.2);
   const at::Tensor complex = at::complex(values.slice(0, 0, 24), values.slice(0, 24, 48));
@@ -256,7 +257,7 @@ TEST(ClipGradNorm, GradientsOfEveryKindOfMemoryAndComplexOnesCountForEveryNorm) 
         const double expected = std::isinf(p) ? size.max().item<double>()
                                               : std::pow(size.pow(p).sum().item<double>(), 1 / p);
         const at::Tensor param = at::zeros(grad.sizes(), grad.options()).requires_grad_(true);
-        // clone() keeps strides only of dense memory; so the storage is copied.
+        // clone() keeps strides only of dense memory, so this copies the storage.
         const at::Tensor storage =
             at::empty({0}, grad.options())
                 .set_(grad.storage(), 0,
@@ -307,7 +308,7 @@ TEST(ClipGradNorm, GradientsThatItCannotTakeAreNamedOnEveryRank) {
                 std::string::npos)
           << error;
   }
-  // Windows that overlap: no element can be multiplied without its neighbour.
+  // Overlapping windows: no element can be multiplied without its neighbour.
   const at::Tensor window = at::zeros({3, 2}).requires_grad_(true);
   window.mutable_grad() = at::arange(4, at::kFloat).as_strided({3, 2}, {1, 1});
   for (const double p : {1.0, 2.0, kInf}) {

@@ -34,10 +34,10 @@ struct GlobalParam {
   std::string name;
   at::Tensor grad;
   ParamDescription description = {};
-  int64_t stage = -1;  ///< of two; -1: both
+  int64_t stage = -1;  ///< of two stages; -1: both
 };
 
-/// Every kind of parameter. Every third element of a gradient is zero.
+/// All kinds of parameters. Every third element of a gradient is zero.
 std::vector<GlobalParam> global_model() {
   int64_t count = 0;
   const auto grad = [&](std::vector<int64_t> shape) {
@@ -71,8 +71,8 @@ double reference_norm(double p) {
   return at::linalg_vector_norm(at::cat(all), p).item<double>();
 }
 
-/// What a rank has of the model, and how much of each gradient it contributes: of the ranks whose
-/// terms are added one contributes all.
+/// A rank's part of the model, and its contribution to each gradient: of the ranks whose terms are
+/// added, one contributes everything.
 struct LocalModel {
   explicit LocalModel(const ParallelState& state,
                       const DistributedDataParallelConfig& config = {}) {
@@ -132,7 +132,7 @@ const std::vector<Layout> kLayouts = {
     {8, {.tensor = 2, .pipeline = 2, .expert = 4, .expert_tensor = 1}},
 };
 
-/// Whether all ranks have the same bits.
+/// Expects the same bits on all ranks.
 void expect_same_on_all_ranks(const ParallelState& state, const at::Tensor& value) {
   at::Tensor all = at::empty({state.world_size()}, value.options());
   all_gather(state.world(), all, value.reshape({1}), "value").wait();
@@ -217,7 +217,7 @@ TEST(GradNorm, WhatIsNotFiniteOnOneRankIsNotFiniteOnAll) {
                   if (state.rank() == 3) model.net.grad("experts").view(-1)[2] = poison;
                   const double norm = grad_norm(model.models(), p).item<double>();
                   EXPECT_FALSE(std::isfinite(norm));
-                  EXPECT_TRUE(p != kInfinity || norm == kInfinity);  // for a NaN too
+                  EXPECT_TRUE(p != kInfinity || norm == kInfinity);  // even for a NaN
                   const at::Tensor before = model.net.grad("router").clone();
                   EXPECT_FALSE(std::isfinite(clip_grad_norm_(model.models(), 0.1, p)));
                   EXPECT_TRUE(at::equal(before, model.net.grad("router")));
@@ -240,7 +240,7 @@ TEST(ClipGradNorm, EveryNormEqualsPyTorch) {
   }
 }
 
-/// A wrapped parameter of `values.numel()` elements with this gradient.
+/// A wrapped parameter with the gradient `values`.
 struct Single {
   explicit Single(const at::Tensor& values, const DistributedDataParallelConfig& config = {})
       : ddp(net.add("weight", values.sizes().vec(), {}, values.scalar_type()),

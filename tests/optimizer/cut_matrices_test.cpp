@@ -1,5 +1,5 @@
-// Update rules of whole matrices on matrices that tensor-parallel ranks have in pieces, against the
-// same steps by operators of libtorch on the whole.
+// Update rules of whole matrices, on matrices that tensor-parallel ranks hold in pieces, compared
+// with the same steps on the whole with libtorch's operators.
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ using testing::Setting;
 using testing::SmallNet;
 using testing::throws_with;
 
-/// Momentum, of which each matrix is scaled to a norm of 1.
+/// Momentum with each matrix scaled to norm 1.
 struct UnitMomentum final : UpdateRule {
   UnitMomentum()
       : UpdateRule({.name = "unit_momentum", .state = {{"mean"}}, .unit = UpdateUnit::matrix}) {}
@@ -70,7 +70,7 @@ OptimizerConfig unclipped(OptimizerKind kind) {
   return config;
 }
 
-/// What steps of `rule` make of this rank's pieces; the data-parallel ranks share the gradients.
+/// This rank's pieces after the steps of `rule`. The data-parallel ranks share the gradients.
 std::map<std::string, at::Tensor> stepped(const ParallelState& state, bool distributed,
                                           OptimizerKind kind,
                                           const std::shared_ptr<const UpdateRule>& rule,
@@ -174,7 +174,7 @@ TEST(CutMatrices, MuonOfPiecesIsThatOfTheWholeAlsoWhereTheLastDimensionIsCounted
               {.sizes = {.tensor = tensor}});
 }
 
-/// Writes one number, in a tensor of another shape than the weights.
+/// Writes one number, in a tensor whose shape differs from the weights'.
 struct Broadcasting final : UpdateRule {
   explicit Broadcasting(UpdateUnit unit) : UpdateRule({.name = "broadcasting", .unit = unit}) {}
   void update(const UpdateRange& range) const override {

@@ -26,7 +26,7 @@ using testing::SmallNet;
 using testing::throws_with;
 using testing::weights_of;
 
-/// What torch::load(), Module::to() and set_data() do to a parameter.
+/// As after torch::load(), Module::to() and set_data().
 TEST(DistributedOptimizer, AParameterThatLeftItsBufferIsNamedBeforeAnythingChanges) {
   const auto check = [](const ParallelState& state, const Setting& setting, bool pending) {
     SmallNet net(kLayers);
@@ -60,7 +60,7 @@ TEST(DistributedOptimizer, AParameterThatLeftItsBufferIsNamedBeforeAnythingChang
     }
 }
 
-/// Adam hides a wrong scale of the gradients; this looks at them.
+/// Adam hides a wrong scale of the gradients, so this test compares the gradients.
 TEST(DistributedOptimizer, TheOwnedGradientsAreThoseOfOneProcess) {
   SmallNet reference(kLayers);
   (reference.loss(SmallNet::samples(0, kSamples)) / kSamples).backward();
@@ -83,7 +83,7 @@ TEST(DistributedOptimizer, TheOwnedGradientsAreThoseOfOneProcess) {
       const auto& slot = buffer.layout().slots[i];
       wanted.slice(0, slot.start, slot.end).copy_(expected[i].grad().flatten());
     }
-    // Each rank's loss is a sum, not a mean.
+    // Here each rank's loss is a sum, not a mean.
     if (mode != 0) wanted *= static_cast<double>(kSamples / setting.ranks);
     EXPECT_EQ(buffer.owned_numel() * setting.ranks / setting.instances, buffer.layout().numel);
     for (const ElementRange& owned : buffer.owned())
@@ -105,7 +105,7 @@ TEST(DistributedOptimizer, TheOwnedGradientsAreThoseOfOneProcess) {
 }
 
 TEST(DistributedOptimizer, AStepOfOnesOwnOnTheShardIsGatheredByThePublicCalls) {
-  // SGD by hand.
+  // SGD, written out.
   SmallNet oracle(kLayers);
   for (int step = 0; step < kSteps; ++step) {
     oracle.zero_grad();
@@ -192,7 +192,7 @@ TEST(DistributedOptimizer, BytesOfARankAreTheFormulas) {
     });
 }
 
-/// Two steps of a net that an optimizer of type Any updates.
+/// The weights after two steps with an optimizer of type Any.
 template <class Any>
 testing::Weights two_steps(const ParallelState& state, bool distributed) {
   SmallNet net(kLayers, at::kDouble);

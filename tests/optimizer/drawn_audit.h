@@ -13,7 +13,7 @@
 #include "lockstep/tests/distributed/random_cases.h"
 #include "lockstep/tests/support/described_params.h"
 
-/// Models and settings that are drawn from a seed, for the audit.
+/// Models and settings for the audit, drawn from a seed.
 namespace lockstep::testing {
 
 inline std::string joined(const std::vector<std::string>& lines) {
@@ -22,12 +22,12 @@ inline std::string joined(const std::vector<std::string>& lines) {
   return text;
 }
 
-/// A layer norm of the sequence's parts.
+/// A layer norm whose gradients are partial over tp.
 inline ParamDescription partial_over_tp() {
   return {.gradient_states = {{MeshAxis::tp, GradientState::partial_sum}}};
 }
 
-/// Parameters in numbered parts, which are the units of sharded parameters.
+/// Parameters in numbered modules, which are the units of sharded parameters.
 class AuditNet : public DescribedModule {
  public:
   void add(int64_t number, const std::string& name, std::vector<int64_t> shape,
@@ -43,7 +43,7 @@ class AuditNet : public DescribedModule {
   std::map<int64_t, std::shared_ptr<DescribedParams>> parts_;
 };
 
-/// What is drawn is the same on all ranks; what a rank makes of it depends on where it is.
+/// All ranks draw the same model. Each rank's part depends on its position.
 class DrawnAudit {
  public:
   DrawnAudit(uint32_t seed, const ParallelState& state) : draw_(seed), state_(state) {
@@ -144,7 +144,7 @@ class DrawnAudit {
            (stages == TiedStages::first_and_last && place.is_last_stage());
   }
 
-  /// Cut as torch.chunk does, so that the last ranks may hold shorter pieces.
+  /// Cut as torch.chunk does, so the last ranks may hold shorter pieces.
   std::vector<int64_t> local_shape(std::vector<int64_t> shape,
                                    const ParamDescription& description) const {
     for (const MeshAxis axis : kCuttingAxes) {
@@ -162,12 +162,12 @@ class DrawnAudit {
 
   void add_parameter(int64_t index) {
     ParamDescription description = draw_description(index);
-    const bool is_plain = index < 2;  // each chunk of each stage has one
+    const bool is_plain = index < 2;  // one in each chunk of each stage
     if (is_plain) description = {};
     if (index == 0) description.update = ParamUpdate::matrix;
     const std::vector<int64_t> shape = {draw_.between(8, 12), draw_.between(8, 12)};
     const bool trained = is_plain || description.tie || !draw_.one_in(6);
-    const bool copied = description.tie && draw_.one_in(2);  // in every chunk
+    const bool copied = description.tie && draw_.one_in(2);  // a copy in every chunk
     const auto own = static_cast<size_t>(draw_.below(static_cast<int64_t>(nets_.size())));
     for (size_t c = 0; c < nets_.size(); ++c)
       if ((is_plain || copied || c == own) && (is_plain || is_here(description, index)))
@@ -178,7 +178,7 @@ class DrawnAudit {
   Draw draw_;
   const ParallelState& state_;
   at::ScalarType dtype_ = at::kDouble;
-  int64_t microbatches_ = 0;  ///< that are counted; 0: no_sync()
+  int64_t microbatches_ = 0;  ///< number that is counted; 0: no_sync()
   DistributedDataParallelConfig ddp_;
   OptimizerConfig config_;
   std::vector<std::unique_ptr<AuditNet>> nets_;

@@ -1,4 +1,4 @@
-// Gradients that are infinite on one rank alone, and finite ones whose squares overflow.
+// Gradients that are infinite on only one rank, and finite ones whose squares overflow.
 
 #include <gtest/gtest.h>
 
@@ -37,8 +37,8 @@ std::unique_ptr<Optimizer> optimizer_of(DistributedDataParallel& ddp, double lr,
   return std::make_unique<Optimizer>(std::vector{&ddp}, config);
 }
 
-/// One step of a parameter that all tensor-parallel ranks hold, whose gradient is `value` on rank
-/// `at_fault`; returns whether each rank skipped it and left its parameter alone.
+/// One step of a parameter that all tensor-parallel ranks hold, with the gradient `value` on rank
+/// `at_fault`. Returns for each rank whether it skipped the step and left its parameters unchanged.
 std::vector<int> skipped_on(int64_t world, int64_t tensor, int64_t at_fault, double value,
                             at::ScalarType dtype, bool sharded) {
   std::vector<int> skipped(static_cast<size_t>(world), -1);
@@ -127,7 +127,7 @@ TEST(ExtremeGradients, AnInfinityBesideThemIsStillSeen) {
   EXPECT_FALSE(std::isfinite(grad_norm({&ddp}).item<double>()));
 }
 
-/// What rank 0 calls for the norm.
+/// The calls of rank 0 for the norm.
 std::vector<std::string> calls_for_norm(double value, at::ScalarType dtype) {
   testing::CollectiveLog log;
   testing::RankThreadOptions options;

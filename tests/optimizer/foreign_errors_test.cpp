@@ -1,6 +1,6 @@
-// What a user's own function throws on one rank alone, an error of libtorch or of the standard
-// library, a text or a number: the other ranks are told, with the rank and the text, and none waits
-// for the timeout.
+// A user's own function throws on one rank only: an error of libtorch or of the standard library, a
+// text or a number. The other ranks get an error with the rank and the text, and none waits for the
+// timeout.
 
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ void throw_on(bool guilty, Thrown kind) {
   throw 7;
 }
 
-/// Every rank learns of it from rank 1, in its own words if it has some.
+/// Every rank learns of rank 1's error, with its text if it has one.
 void expect_all_told(const RankBody& body, Thrown kind, RankThreadOptions options = {}) {
   options.timeout = kTimeout;
   const auto start = std::chrono::steady_clock::now();

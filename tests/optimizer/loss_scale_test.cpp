@@ -111,7 +111,7 @@ TEST(LossScale, Fp16FollowsDouble) {
     }
     SmallNet net(kLayers, at::kHalf);
     DistributedDataParallel ddp(net, state, setting.ddp());
-    config.initial_loss_scale = 128;  // what sums of fp16 have room for
+    config.initial_loss_scale = 128;  // leaves room for sums in fp16
     const auto optimizer = make_optimizer({&ddp}, config);
     for (int step = 0; step < kSteps; ++step) {
       ddp.zero_grad_buffer();

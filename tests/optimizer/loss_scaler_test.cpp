@@ -56,15 +56,15 @@ TEST(DynamicGradScaler, Table) {
     std::vector<double> scales;
   };
   const std::vector<Case> cases = {
-      // Without patience every overflow halves.
+      // With a hysteresis of 1, every overflow halves the scale.
       {{.initial_scale = 8, .growth_interval = 3, .hysteresis = 1}, "x..x", {4, 4, 4, 2}},
       // Never below the minimum.
       {{.initial_scale = 4, .min_scale = 2, .growth_interval = 9, .hysteresis = 1},
        "xxx",
        {2, 2, 2}},
-      // One clean step does not restore the patience.
+      // One clean step does not restore the hysteresis.
       {{.initial_scale = 16, .growth_interval = 3, .hysteresis = 2}, "x.x.x", {16, 16, 8, 8, 4}},
-      // Every overflow starts the window again.
+      // Every overflow restarts the window.
       {{.initial_scale = 4, .growth_interval = 2, .hysteresis = 9}, ".x.x..", {4, 4, 4, 4, 4, 8}},
       // Other factors.
       {{.initial_scale = 100, .growth_factor = 3, .backoff_factor = .25, .growth_interval = 1},

@@ -1,4 +1,4 @@
-// Muon on the fused weight of queries, keys and values. Megatron Core cuts it into the three; see
+// Muon on the fused weight of queries, keys and values. Megatron Core splits it into the three; see
 // scripts/golden/muon_split_qkv.py.
 
 #include <fmt/format.h>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr const char* kQkv = "decoder.layers.0.self_attention.linear_qkv.weight";
 
-/// One of the cases of Megatron Core.
+/// One of Megatron Core's cases.
 struct FusedCase {
   explicit FusedCase(const nlohmann::json& json)
       : heads(json["heads"]),
@@ -36,7 +36,7 @@ struct FusedCase {
     matrix = at::sin(i * i * 0.7).view({-1, columns});
   }
 
-  /// Those of a GPTModel of these sizes.
+  /// The configuration of a GPTModel with these sizes.
   TransformerConfig model() const {
     TransformerConfig config = testing::small_gpt();
     config.num_layers = 1;
@@ -83,7 +83,7 @@ TEST(MuonSplitQkv, DirectionIsMegatronCores) {
   EXPECT_GT(testing::difference(cases[0].direction, cases[1].direction), 0.1);
 }
 
-/// The weight's change in a step with the gradient of `one`, by this rank's account.
+/// The change of this rank's weight in a step with the gradient of `one`.
 at::Tensor change_of_qkv(const FusedCase& one, const ParallelState& state, bool distributed) {
   const ProcessGroup tp = state.group(GroupKind::tp);
   ParallelConfig parallel;
@@ -111,7 +111,7 @@ at::Tensor change_of_qkv(const FusedCase& one, const ParallelState& state, bool 
 }
 
 TEST(MuonSplitQkv, AStepOfGptIsMegatronCoresOnEveryLayout) {
-  // The momentum of a first step is a share of the gradient, of which the direction is the same.
+  // The momentum of a first step is a multiple of the gradient, so its direction is the same.
   for (const FusedCase& one : fused_cases())
     for (const int64_t tensor : {1, 2})
       for (const bool distributed : {false, true}) {

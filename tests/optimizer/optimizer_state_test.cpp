@@ -20,7 +20,7 @@ using testing::Setting;
 using testing::SmallNet;
 using testing::throws_with;
 
-/// What a checkpoint keeps, by parameter and name: whole flat tensors, put together from slices.
+/// The contents of a checkpoint, by parameter and name: whole flat tensors, assembled from slices.
 struct Saved {
   std::map<std::pair<std::string, std::string>, at::Tensor> tensors;
   std::map<std::string, at::Tensor> params;
@@ -34,8 +34,8 @@ int64_t numel_of(const StateSlice& slice) {
   return numel;
 }
 
-/// One rank of a training of `steps` steps, which starts at step `first` from `loaded` and leaves
-/// its state in `saved`.
+/// Trains one rank for `steps` steps, starting at step `first` from `loaded`. Leaves its state in
+/// `saved`.
 void train(const ParallelState& state, const Setting& setting, at::ScalarType dtype, int first,
            int steps, Saved* loaded, Saved& saved) {
   SmallNet net(kLayers, dtype);

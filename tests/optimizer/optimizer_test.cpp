@@ -24,7 +24,7 @@ using testing::run_ranks;
 using testing::SmallNet;
 using testing::throws_with;
 
-/// A module of one parameter.
+/// A module with one parameter.
 struct One : DescribedModule {
   explicit One(const at::Tensor& value, ParamDescription description = {}) {
     weight = register_described_parameter("weight", value, std::move(description));
@@ -77,7 +77,7 @@ TEST(ClipGradNorm, RefusesAnUnfinishedStepAndANonsenseLimit) {
 }
 
 TEST(GradNorm, ReplicatedParametersCountOnceAndShardsAll) {
-  // tp = 2: a replicated parameter of norm 3 and shards of norms 4 and 12: 13 in all.
+  // tp = 2: a replicated parameter with norm 3, and shards with norms 4 and 12: 13 in total.
   testing::CollectiveLog log;
   run_ranks(
       2,
@@ -109,7 +109,7 @@ TEST(Optimizer, G104OneStep) {
 }
 
 TEST(Optimizer, TwoRanksFollowPyTorchsOptimizer) {
-  // The oracle is one process of libtorch alone, in double: mean gradient, clipping, AdamW with
+  // The oracle is libtorch alone in one process, in double: mean gradient, clipping, AdamW with
   // weight decay on the matrices.
   SmallNet oracle;
   std::vector<at::Tensor> matrices, vectors;
@@ -150,7 +150,7 @@ TEST(Optimizer, TwoRanksFollowPyTorchsOptimizer) {
 }
 
 TEST(Optimizer, MasterWeightsKeepWhatBf16WouldLose) {
-  // 1000 steps of 1e-5 move a weight of 1 by 0.01; bf16 alone would never leave 1.
+  // 1000 steps of 1e-5 move a weight of 1 by 0.01; in bf16 alone it would stay 1.
   One module(at::ones({1, 1}, at::kBFloat16));
   DistributedDataParallel ddp(module, ParallelState::single_process());
   OptimizerConfig config;
@@ -196,7 +196,7 @@ TEST(Optimizer, AStepInvalidatesWhatForwardSaved) {
   EXPECT_TRUE(throws_with<c10::Error>([&] { stale.backward(); }, "modified by an inplace"));
 }
 
-/// On the CPU a step takes the first, on CUDA the second.
+/// On the CPU a step uses the first, on CUDA the second.
 TEST(StepControl, IsTheSameFromANumberAndFromATensor) {
   constexpr double kScale = 8;
   for (const double clip : {0., 0.5, 2.})

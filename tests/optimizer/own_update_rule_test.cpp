@@ -48,12 +48,12 @@ const Setting kSettingsOfRules[] = {
     {.ranks = 2, .overlap_reduce = false, .overlap_gather = true},
     {.ranks = 4, .instances = 2, .overlap_gather = true, .bucket_size = 60}};
 
-/// Neighbours in memory are in other groups.
+/// Parameters that are adjacent in memory are in different groups.
 const std::vector<ParamOverride> kOwnGroups = {
     {.applies_to = matches_name("weight1", "bias?"), .max_lr = 0.03},
     {.applies_to = matches_name("weight2"), .wd_mult = 2}};
 
-/// Lion with tensors of torch alone, in fp64.
+/// Lion with torch's tensors only, in fp64.
 Weights lion_by_hand(bool groups) {
   const SmallNet net(kLayers);
   std::map<std::string, at::Tensor> means;
@@ -113,19 +113,19 @@ TEST(OwnUpdateRule, SendsAReduceScatterAndAnAllGatherOfEveryBucketAsAdamDoes) {
         expected.emplace_back("all_reduce (sum)", 8);  // norm
         const auto buckets = ddp.buckets();
         for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket)
-          expected.emplace_back("all_gather", bucket->numel);  // bf16, half of them
+          expected.emplace_back("all_gather", bucket->numel);  // bf16, half the bytes
         for (const auto& call : calls) found.emplace_back(call.operation, call.bytes);
         EXPECT_EQ(found, expected);
       },
       threads);
 }
 
-/// A module of one bf16 weight [31, 3] and bias [7], and the gradients of step `step` of a rank.
+/// Values of the shape of `like`. They serve as weights and gradients in bf16.
 at::Tensor narrow_value(const at::Tensor& like, double pace) {
   return at::sin(at::arange(like.numel(), at::kDouble) * pace).view(like.sizes());
 }
 
-/// Three steps by hand on fp32 master weights.
+/// Three steps on fp32 master weights, written out.
 struct ByHand {
   at::Tensor master, mean;
 
@@ -196,7 +196,7 @@ TEST(OwnUpdateRule, MasterWeightsLossScaleAndNarrowStateFollowOneProcessToTheBit
 
 using SavedSlices = std::map<std::pair<std::string, std::string>, at::Tensor>;
 
-/// Steps [first, last) of a net that starts from `params` and `state`, where those are not empty.
+/// Runs steps [first, last) of a net. Starts from `params` and `saved` if they are not empty.
 Weights go_on(const ParallelState& state, const Setting& setting, int first, int last,
               const Weights& params, SavedSlices& saved) {
   SmallNet net(kLayers, at::kBFloat16);
@@ -246,7 +246,7 @@ TEST(OwnUpdateRule, ASavedStateGoesOnToTheBit) {
         setting.threads());
 }
 
-/// Scales the gradient of a matrix to a norm of 1, so it needs all of it.
+/// Scales a matrix's gradient to norm 1, so it needs the whole gradient.
 struct UnitMatrices final : UpdateRule {
   UnitMatrices() : UpdateRule({.name = "unit_matrices", .unit = UpdateUnit::matrix}) {}
 
@@ -270,7 +270,7 @@ TEST(OwnUpdateRule, ARuleOfMatricesGetsThemWholeAndTheOthersTakeAdam) {
     for (at::Tensor& param : matrices) param.sub_(param.grad() / param.grad().norm(), kRate);
   });
   OptimizerConfig config = adamw_config();
-  config.optimizer = OptimizerKind::sgd;  // the rule takes its place
+  config.optimizer = OptimizerKind::sgd;  // replaced by the rule
   const auto is_matrix = [](const NamedParameter& param) { return param.tensor.dim() > 1; };
   for (const Setting& setting : kSettingsOfRules)
     run_ranks(

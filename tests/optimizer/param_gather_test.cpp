@@ -1,5 +1,5 @@
-// The all-gather of parameters after a step of the distributed optimizer, and who may read what
-// while it goes on.
+// The all-gather of parameters after a step of the distributed optimizer, and what may be read
+// meanwhile.
 
 #include <gtest/gtest.h>
 
@@ -24,12 +24,12 @@ using testing::Setting;
 using testing::SmallNet;
 using testing::throws_with;
 
-/// A step whose gathers nobody has waited for.
+/// A step whose gathers have not been waited for.
 class PendingGather : public ::testing::Test {
  protected:
   using Body = std::function<void(SmallNet&, DistributedDataParallel&)>;
 
-  /// Runs `body` after a step whose gathers have not been waited for.
+  /// Runs `body` right after a step, without waiting for its gathers.
   static void after_a_step(const Body& body, int64_t ranks = 2) {
     run_ranks(ranks, [&](const ParallelState& state) {
       SmallNet net(kLayers);
@@ -137,7 +137,7 @@ TEST_F(PendingGather, AGatherThatFailedLeavesNothingToRead) {
   EXPECT_EQ(errors[1], "rank 1 has had enough");
 }
 
-/// How many buckets of the first rank had been updated when each gather started.
+/// For each gather, the number of buckets of the first rank that were updated when it started.
 std::vector<int64_t> updated_at_gathers(bool overlap, at::ScalarType dtype, int64_t& buckets) {
   const DistributedDataParallel* stepping = nullptr;
   at::Tensor before;
@@ -183,7 +183,7 @@ TEST_F(PendingGather, WithOverlapAGatherStartsWhenItsBucketIsUpdated) {
   }
 }
 
-/// What a rank does to gather its parameters: groups that it waits for, what it gathers.
+/// The calls with which a rank gathers its parameters: groups that it waits for, and gathers.
 std::vector<std::string> gather_calls(const std::vector<CollectiveRecord>& calls) {
   std::vector<std::string> result;
   for (const CollectiveRecord& call : calls)
@@ -194,7 +194,7 @@ std::vector<std::string> gather_calls(const std::vector<CollectiveRecord>& calls
   return result;
 }
 
-/// Two stages of two model chunks each, over two data-parallel ranks.
+/// Two stages with two model chunks each, on two data-parallel ranks.
 TEST_F(PendingGather, AlignedStagesStartTheGathersOfAChunkTogether) {
   for (const bool align : {false, true}) {
     testing::CollectiveLog log;

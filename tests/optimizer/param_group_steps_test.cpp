@@ -1,5 +1,5 @@
-// Training with learning rates and weight decay by groups whose parameters lie between each other
-// in the buffers.
+// Training with learning rates and weight decay by group, where the parameters of different groups
+// are interleaved in the buffers.
 
 #include <gtest/gtest.h>
 
@@ -82,7 +82,7 @@ TEST(ParamGroupSteps, RatesThatChangeTakeEffectInTheNextStep) {
     DistributedDataParallel ddp(net, ParallelState::single_process());
     Optimizer optimizer({&ddp}, config, {{.applies_to = matches_name("weight1"), .max_lr = 1}});
     optimizer.set_learning_rate(rate);
-    optimizer.set_learning_rate(2, fast);  // weight1; 1 is that of the biases
+    optimizer.set_learning_rate(2, fast);  // weight1; group 1 has the biases
     const Weights before = testing::weights_of(net);
     net.loss(testing::SmallNet::samples(0, 4)).backward();
     finalize_model_grads({&ddp}, at::ones({}));

@@ -1,5 +1,5 @@
 // Which parameters share learning rate and weight decay. The groups called G100 are those that
-// Megatron Core makes of the same names.
+// Megatron Core forms for the same names.
 
 #include "lockstep/optimizer/param_groups.h"
 
@@ -31,7 +31,7 @@ using testing::throws_with;
 
 using Names = std::vector<std::string>;
 
-/// Weights that are matrices and vectors that are not, as default_description() tells them apart.
+/// Weights as matrices, and biases and norms as vectors; default_description() distinguishes them.
 std::vector<NamedParameter> params_of(const Names& names) {
   std::vector<NamedParameter> params;
   for (const std::string& name : names) {
@@ -54,7 +54,7 @@ OptimizerConfig rate_of_a_hundredth() {
   return config;
 }
 
-/// Settings and names of each group.
+/// The settings and names of each group.
 using Expected = std::vector<std::pair<std::string, Names>>;
 
 Expected grouped(const Names& names, const std::vector<ParamOverride>& overrides,
@@ -198,7 +198,7 @@ TEST(ParamGroups, TheConfigurationDecouplesEmbeddingAndOutputLayer) {
       "max_lr is 0.5 by optimizer.decoupled_lr and 0.1 by override 1 of 1"));
 }
 
-/// What docs/library.md shows.
+/// The example of docs/library.md.
 struct WordNet : torch::nn::Module {
   WordNet() {
     embedding = register_module("embedding", torch::nn::Embedding(8, 4));

@@ -5,7 +5,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/tests/support/throws_with.h"
 
-// The golden values come from running Megatron Core's own OptimizerParamScheduler.
+// The golden values come from Megatron Core's own OptimizerParamScheduler.
 namespace lockstep {
 namespace {
 

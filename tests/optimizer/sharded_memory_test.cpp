@@ -1,5 +1,5 @@
-// Gradients, and parameters too, that the data-parallel ranks share out
-// (ddp.data_parallel_sharding_strategy): what lies in memory, who may read it, what is refused.
+// Gradients, and parameters too, that are sharded over the data-parallel ranks
+// (ddp.data_parallel_sharding_strategy): what is in memory, what may be read, what is refused.
 
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ using testing::train;
 using testing::Training;
 using testing::UnitNet;
 
-/// Whether the memory that a parameter's data lie in is there.
+/// Whether the memory of a parameter's data exists.
 bool is_readable(const at::Tensor& tensor) {
   try {
     (void)tensor.const_data_ptr();
@@ -87,7 +87,7 @@ TEST(ShardedMemory, WhatIsChangedInPlaceStays) {
     EXPECT_FALSE(is_readable(training.net.head->weight));
     training.ddp.unshard();
     EXPECT_TRUE(at::equal(training.net.head->weight, plain.head->weight * 2));
-    training.net.layers->list[1]->bias.mutable_data_ptr<double>()[3] = 5;  // who holds, may write
+    training.net.layers->list[1]->bias.mutable_data_ptr<double>()[3] = 5;  // allowed if unsharded
     const at::Tensor kept = training.net.layers->list[1]->bias.view(-1);
     training.ddp.reshard();
     EXPECT_EQ(kept.const_data_ptr<double>()[3], 5);

@@ -9,13 +9,13 @@
 
 #include "lockstep/core/parameters.h"
 
-/// A model of units: a table, layers of odd sizes, and a head that may be the table.
+/// A model of units: a table, layers of odd sizes, and a head, which may be the table.
 namespace lockstep::testing {
 
 class UnitNet : public torch::nn::Module {
  public:
   static constexpr int64_t kTokens = 11, kWidth = 6, kInner = 7;
-  /// Units in the order of forward: table, layers, head where it is another one.
+  /// Units in the order of forward: table, layers, and the head if it is not the table.
   static constexpr int kLayers = 3;
 
   struct Layer : torch::nn::Module {
@@ -47,7 +47,7 @@ class UnitNet : public torch::nn::Module {
     at::Tensor weight;
   };
 
-  /// `frozen`: a scale of the embeddings that nobody trains.
+  /// `frozen`: adds a scale of the embeddings that is not trained.
   explicit UnitNet(bool tied, at::ScalarType dtype = at::kDouble, bool frozen = false)
       : table(register_module("table", std::make_shared<Table>("table", dtype))),
         layers(register_module("layers", std::make_shared<Layers>(dtype))) {
@@ -58,8 +58,8 @@ class UnitNet : public torch::nn::Module {
     if (!tied) head = register_module("head", std::make_shared<Table>("head", dtype));
   }
 
-  /// The sum over `count` tokens, from number `first` of an endless text on, of the loss of the
-  /// next one.
+  /// The loss of predicting the next token, summed over `count` tokens of an endless text, starting
+  /// at token `first`.
   at::Tensor loss(int64_t first, int64_t count) const {
     const at::Tensor places = at::arange(first, first + count + 1, at::kLong);
     const at::Tensor text = (places * places + places.div(3, "floor")).remainder(kTokens);

@@ -11,7 +11,7 @@
 #include "lockstep/optimizer/distributed_optimizer.h"
 #include "lockstep/tests/optimizer/sharded_net.h"
 
-/// A UnitNet in training, with gradients and parameters shared out.
+/// Training of a UnitNet with sharded gradients and parameters.
 namespace lockstep::testing {
 
 using Weights = std::vector<at::Tensor>;
@@ -26,7 +26,7 @@ struct ShardedRun {
   int64_t microbatches = 1;
   bool tied = false;
   bool frozen = false;
-  bool counted = false;  ///< micro-batches are counted, not stated by no_sync()
+  bool counted = false;  ///< set_num_microbatches() instead of no_sync()
   std::optional<int64_t> bucket_size = {};
   double clip = kClip;
 
@@ -53,7 +53,7 @@ inline OptimizerConfig adamw(double clip) {
   return config;
 }
 
-/// A model at work on one rank.
+/// A model in training on one rank.
 class Training {
  public:
   Training(const ParallelState& state, const ShardedRun& run, at::ScalarType dtype = at::kDouble)

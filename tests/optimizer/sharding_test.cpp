@@ -1,4 +1,4 @@
-// Gradients, and parameters too, that the data-parallel ranks share out
+// Gradients, and parameters too, that are sharded over the data-parallel ranks
 // (ddp.data_parallel_sharding_strategy): what is learnt and what is sent.
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ using testing::Training;
 using testing::UnitNet;
 using testing::Weights;
 
-/// In one process of plain libtorch and in double.
+/// The same in one process, with plain libtorch and in double.
 Weights train_plainly(const ShardedRun& run) {
   const UnitNet net(run.tied, at::kDouble, run.frozen);
   std::vector<torch::optim::OptimizerParamGroup> groups;
@@ -47,7 +47,7 @@ Weights train_plainly(const ShardedRun& run) {
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
     at::Tensor loss = at::zeros({}, at::kDouble);
-    // As the ranks see them: a piece ends where the next one begins.
+    // The ranks' pieces are adjacent; together they are this text.
     loss = net.loss(step * kTokensOfStep, kTokensOfStep);
     (loss / static_cast<double>(kTokensOfStep)).backward();
     torch::nn::utils::clip_grad_norm_(trained, kClip);
@@ -96,7 +96,7 @@ TEST(Sharding, OptimizerInstancesShardInsideAndReplicateAcross) {
       options);
 }
 
-/// Without clipping: the norm's terms lie on other ranks.
+/// Without clipping, because other ranks hold the norm's terms.
 TEST(Sharding, TheBitsAreThoseOfTheDistributedOptimizer) {
   LOCKSTEP_NEEDS_HOST_TRANSPORT();
   for (const int64_t ranks : {2, 3, 4})
@@ -124,7 +124,7 @@ struct Sent {
 };
 using SentByOperation = std::map<std::string, Sent>;
 
-/// Of step number `measured`, on two ranks; `bytes_of_units`: of all elements of each unit.
+/// The calls in step `measured` on two ranks. `bytes_of_units`: bytes of all elements of each unit.
 SentByOperation sent_in_step(const ShardedRun& run, int measured,
                              std::vector<int64_t>& bytes_of_units) {
   CollectiveLog log;
@@ -165,9 +165,9 @@ int64_t sum(const std::vector<int64_t>& list) {
 
 TEST(Sharding, EachUnitIsGatheredForForwardAndForBackwardAndReducedOnce) {
   LOCKSTEP_NEEDS_HOST_TRANSPORT();
-  std::vector<int64_t> units;  // the last one first: head, layers, table
+  std::vector<int64_t> units;  // last unit first: head, layers, table
   ShardedRun run{.strategy = ShardingStrategy::optim_grads_params};
-  // The head stays for its backward, and the table is not read in backward.
+  // The head stays for its backward, and backward does not read the table.
   SentByOperation sent = sent_in_step(run, 3, units);
   ASSERT_EQ(units.size(), 5U);
   const int64_t layers = units[1] + units[2] + units[3];
@@ -176,21 +176,21 @@ TEST(Sharding, EachUnitIsGatheredForForwardAndForBackwardAndReducedOnce) {
   EXPECT_EQ(sent["reduce_scatter"].calls, 5);
   EXPECT_EQ(sent["reduce_scatter"].bytes, sum(units));
 
-  // With the gathers ahead the layer below the head stays too.
+  // With gathers ahead, the layer below the head stays too.
   run.ahead = true;
   sent = sent_in_step(run, 3, units);
   EXPECT_EQ(sent["all_gather"].calls, 5 + 2);
   EXPECT_EQ(sent["all_gather"].bytes, (sum(units) + units[2] + units[3]) / 2);
   EXPECT_EQ(sent["reduce_scatter"].calls, 5);
 
-  // Of three micro-batches the second and the third find the first layer, which the backward
-  // before used last, and with it the table, gathered ahead.
+  // Of three micro-batches, the second and the third still find the first layer, which the previous
+  // backward used last. With it, they find the table, gathered ahead.
   run.microbatches = 3;
   sent = sent_in_step(run, 3, units);
   EXPECT_EQ(sent["all_gather"].calls, (5 + 2) + 2 * (4 + 2));
   EXPECT_EQ(sent["reduce_scatter"].calls, 5);
 
-  // A table that is the head too stays from its last use in forward to its first in backward.
+  // A table that is also the head stays from its last use in forward to its first in backward.
   run = {.strategy = ShardingStrategy::optim_grads_params, .tied = true};
   sent = sent_in_step(run, 3, units);
   ASSERT_EQ(units.size(), 4U);
@@ -209,7 +209,7 @@ TEST(Sharding, GradientsAloneAreSentAsByTheDistributedOptimizer) {
   }
 }
 
-/// What a unit is gathered from is updated before.
+/// A unit's shard is updated before the unit is gathered from it.
 TEST(Sharding, TheStepOfTheOptimizerGathersTheFirstUnitAlone) {
   CollectiveLog log;
   RankThreadOptions options;

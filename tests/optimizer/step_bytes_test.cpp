@@ -1,4 +1,4 @@
-// What a training step sends and what it holds, in bytes, against the formulas of the modes.
+// The bytes that a training step sends and holds, compared with the formulas of the modes.
 
 #include <gtest/gtest.h>
 
@@ -49,9 +49,9 @@ struct StepMode {
   int64_t param_bytes() const { return static_cast<int64_t>(at::elementSize(dtype)); }
   int64_t grad_bytes() const { return grads_in_fp32 ? 4 : param_bytes(); }
 
-  /// Of a rank of d, for `numel` elements. A reduce-scatter and an all-gather send (d - 1) / d of
-  /// the elements each, an all-reduce twice that. With several instances the first two stay inside
-  /// one, and an all-reduce of a shard goes over them.
+  /// Bytes that one of d ranks sends for `numel` elements. A reduce-scatter and an all-gather send
+  /// (d - 1) / d of the elements each, an all-reduce twice that. With several instances, the first
+  /// two stay within an instance, and an all-reduce of a shard spans the instances.
   int64_t bytes_sent(int64_t numel, int64_t d) const {
     if (!distributed) return 2 * grad_bytes() * numel * (d - 1) / d;
     const int64_t inside = d / instances, shard = numel / inside;
@@ -72,7 +72,7 @@ const StepMode kStepModes[] = {
 
 TEST(StepBytes, TheBackendsAreGivenExactlyTheBytesOfTheFormula) {
   LOCKSTEP_NEEDS_HOST_TRANSPORT();
-  constexpr int64_t kCount = 4, kRows = 24, kNumel = kRows * 64;  // without padding for 2, 3, 4
+  constexpr int64_t kCount = 4, kRows = 24, kNumel = kRows * 64;  // needs no padding for 2, 3, 4
   for (const int64_t d : {1, 2, 3, 4})
     for (const int64_t instances : {1, 2}) {
       if (d % instances != 0) continue;
@@ -97,7 +97,7 @@ TEST(StepBytes, TheBackendsAreGivenExactlyTheBytesOfTheFormula) {
               optimizer->step();
               ddp.finish_param_sync();
               const auto calls = log.of_rank(state.rank());
-              int64_t sent = 0, numbers = 0;  // of the tokens and of the norm
+              int64_t sent = 0, numbers = 0;  // for the tokens and the norm
               for (size_t i = before; i < calls.size(); ++i) {
                 EXPECT_TRUE(calls[i].operation == "send" || calls[i].operation == "recv");
                 if (calls[i].operation == "send")
@@ -117,7 +117,7 @@ TEST(StepBytes, ARunHoldsTheBytesOfTheFormulaAndAStepNoMore) {
   struct Case {
     at::ScalarType dtype;
     bool distributed;
-    double whole, cut;  ///< bytes an element: whole + cut / d
+    double whole, cut;  ///< bytes per element: whole + cut / d
   };
   for (const int64_t d : {1, 2, 4})
     run_ranks(d, [&](const ParallelState& state) {

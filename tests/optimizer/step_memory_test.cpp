@@ -1,4 +1,4 @@
-// What a training step allocates: nothing of the size of the buffers.
+// A training step allocates nothing of the size of the buffers.
 
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -20,7 +20,7 @@ namespace {
 
 using testing::run_ranks;
 
-/// Of the process, so of all ranks together.
+/// Page faults of the process, so of all ranks together.
 int64_t page_faults() {
   rusage usage = {};
   ::getrusage(RUSAGE_SELF, &usage);
@@ -29,14 +29,14 @@ int64_t page_faults() {
 
 constexpr int64_t kParameters = 64, kNumel = kParameters * 256 * 256;
 
-/// Every allocation of a megabyte or more gets fresh pages, and smaller ones keep theirs. Without
-/// this the allocator learns which sizes it sees, and returns pages whenever it likes.
+/// Gives every allocation of a megabyte or more fresh pages, while smaller ones reuse theirs.
+/// Otherwise, the allocator adapts to the sizes it sees, and may return pages at any time.
 void fault_on_large_allocations() {
   ASSERT_EQ(::mallopt(M_MMAP_THRESHOLD, 1 << 20), 1);
   ASSERT_EQ(::mallopt(M_TRIM_THRESHOLD, 1 << 30), 1);
 }
 
-/// Parameters whose gradients are constants, so that backward needs hardly any memory.
+/// Parameters whose gradients are constants, so backward needs hardly any memory.
 struct Wide : torch::nn::Module {
   explicit Wide(at::ScalarType dtype) {
     for (int i = 0; i < kParameters; ++i)
@@ -50,7 +50,7 @@ struct Wide : torch::nn::Module {
   }
 };
 
-/// Page faults of all ranks in ten steps after three.
+/// Page faults of all ranks in ten steps, after three other steps.
 int64_t faults_of_ten_steps(bool overlap_gather, at::ScalarType dtype) {
   int64_t faults = 0;
   run_ranks(2, [&](const ParallelState& state) {
@@ -79,8 +79,8 @@ int64_t faults_of_ten_steps(bool overlap_gather, at::ScalarType dtype) {
   return faults;
 }
 
-/// Of three runs: what a step allocates faults in each, what the machine does (a huge page that it
-/// splits) in one of them.
+/// The least of three runs: allocations of a step cause faults in every run, the machine (when it
+/// splits a huge page) only in some.
 int64_t least_faults_of_ten_steps(bool overlap_gather, at::ScalarType dtype) {
   int64_t least = faults_of_ten_steps(overlap_gather, dtype);
   for (int again = 0; again < 2; ++again)

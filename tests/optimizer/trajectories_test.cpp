@@ -1,5 +1,5 @@
-// Twenty steps of training arrive at the weights of one process of plain libtorch, on every number
-// of ranks and whatever must not change what is learnt.
+// Twenty steps of training give the weights of one process of plain libtorch, on every number of
+// ranks and with all settings that must not change the result.
 
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ OptimizerConfig config_with(OptimizerKind kind, double clip = testing::kClip) {
   return config;
 }
 
-/// All-reduces and the distributed optimizer, with overlap of both kinds; buckets of any size.
+/// All-reduces and the distributed optimizer, with both kinds of overlap and buckets of any size.
 Setting with_mode(size_t mode) {
   const std::array<Setting, 6> modes = {
       {{.distributed = false, .overlap_reduce = false, .bucket_size = 1000000},
@@ -45,21 +45,21 @@ Setting with_mode(size_t mode) {
   return modes[mode];
 }
 
-/// Runs of one world, which is connected once, because that takes longer than twenty steps.
+/// Runs in one world. It is connected only once, because that takes longer than twenty steps.
 struct World {
   struct Run {
     Setting setting;
     OptimizerKind kind;
-    bool narrow;  ///< in fp32 and bf16 too
+    bool narrow;  ///< also in fp32 and bf16
   };
   int64_t ranks, instances;
   std::vector<Run> runs;
 };
 
-/// Every number of ranks and instances with every optimizer and every number of micro-batches; of
-/// more than 4 ranks, where that takes longest, half of it with one instance and half with two. The
-/// modes turn from world to world, so that each meets every number of ranks up to 4. `everything`:
-/// every mode and every dtype in each of these.
+/// Every number of ranks and instances with every optimizer and every number of micro-batches.
+/// Worlds with more than 4 ranks take longest: they run half of these with one instance and half
+/// with two. The modes rotate from world to world, so each meets every number of ranks up to 4.
+/// `everything`: every mode and every dtype in each of these.
 std::vector<World> all_worlds(bool everything) {
   std::vector<World> worlds;
   for (const int64_t instances : {1, 2}) {
@@ -114,13 +114,13 @@ TEST(Trajectories, TwentyStepsFollowPlainLibtorch) {
         world.runs.front().setting.threads());
 }
 
-/// Sums over the CPU add the ranks' terms in the order of the group.
+/// Sums over CPU ranks add the ranks' terms in the order of the group.
 TEST(Trajectories, TheBitsDoNotDependOnBucketsOverlapOrTheWayOfReducing) {
   LOCKSTEP_NEEDS_HOST_TRANSPORT();
   for (const int64_t ranks : {3, 4})
     run_ranks(ranks, [&](const ParallelState& state) {
       const auto run = [&](const Setting& setting) {
-        // Without clipping: the norm's terms lie on other ranks.
+        // Without clipping, because other ranks hold the norm's terms.
         return train(state, setting, config_with(OptimizerKind::adam, /*clip=*/0), at::kFloat);
       };
       const Weights expected = run(with_mode(0));

@@ -47,7 +47,7 @@ const Setting kSettings[] = {
     {.ranks = 4, .instances = 2, .microbatches = 2, .overlap_gather = true, .bucket_size = 60},
     {.ranks = 6, .microbatches = 2, .bucket_size = 1}};
 
-/// Learning rates and weight decay that differ between parameters that are neighbours in memory.
+/// Learning rates and weight decay that differ between parameters that are adjacent in memory.
 const std::vector<ParamOverride> kGroups = {
     {.applies_to = matches_name("weight1", "bias?"), .max_lr = 0.03},
     {.applies_to = matches_name("weight2", "bias2"), .wd_mult = 2},
@@ -61,7 +61,7 @@ Rates rates_of_group(const std::string& name) {
   return {0.03, name == "bias2" ? 2 * kDecay : 0};
 }
 
-/// A configuration, overrides, and the weights that these lead to.
+/// A configuration, overrides, and the resulting weights.
 struct Case {
   OptimizerConfig config;
   std::vector<ParamOverride> overrides;
@@ -113,7 +113,7 @@ TEST(Muon, OrthogonalizesBySingularValues) {
   EXPECT_DOUBLE_EQ(muon_scale(4, 16, MuonScaleMode::shape_scaling), 1);
 }
 
-/// Muon on what is_matrix() chooses, AdamW on the rest, written out.
+/// Muon on the parameters that is_matrix() chooses and AdamW on the rest, written out.
 class MuonOracle {
  public:
   MuonOracle(const SmallNet& net, bool nesterov, bool groups) : net_(net), nesterov_(nesterov) {
@@ -259,7 +259,7 @@ TEST(Moments, InBf16FollowThoseInFp32AndTakeHalfTheMemory) {
     const Weights found = train(state, setting, narrow, at::kFloat);
     for (size_t i = 0; i < found.size(); ++i) {
       const double most = (found[i] - expected[i]).abs().max().item<double>();
-      EXPECT_LT(most, 0.02) << i;  // of 20 steps of 0.01
+      EXPECT_LT(most, 0.02) << i;  // over 20 steps of 0.01
       EXPECT_GT(most, 0) << i;
     }
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {

@@ -1,4 +1,4 @@
-// Functions that look at all gradients of a module, given one that a front has taken over.
+// Functions on all gradients of a module, called with a module that a front has wrapped.
 
 #include <gtest/gtest.h>
 
@@ -35,8 +35,8 @@ double norm_of_one_process() {
   return torch::nn::utils::clip_grad_norm_(net.parameters(), 1e9);
 }
 
-/// What `body` leaves of gradients is refused, of a module and of the list of its parameters. Ranks
-/// cannot use their groups after a refusal.
+/// The gradients that `body` leaves are refused, for a module and for the list of its parameters.
+/// Ranks cannot use their groups after a refusal.
 void expect_clip_refused(const std::function<void(const ParallelState&, SmallNet&,
                                                   const std::function<void()>& check)>& body,
                          const std::string& why) {
@@ -120,7 +120,7 @@ TEST(WrappedModules, GradientsThatAreReducedButNotFinalizedAreNotClipped) {
     DistributedDataParallel ddp(net, state, setting.ddp());
     run_backwards(net, ddp, 0, 1, at::kDouble);
     ddp.finish_grad_sync();
-    const MeshParameters tensors(net.parameters());  // of which nothing is known but their values
+    const MeshParameters tensors(net.parameters());  // plain tensors, without a front
     EXPECT_NEAR(clip_grad_norm_(tensors, std::nullopt).item<double>(),
                 kSamples * norm_of_one_process(), 1e-10);
     reduce_gradients(ddp);

@@ -1,4 +1,4 @@
-"""The Debian package: made, unpacked into a folder, used without a compiler and without .venv."""
+"""The Debian package: made, unpacked into a folder, and used without a compiler or .venv."""
 
 import pathlib
 import re

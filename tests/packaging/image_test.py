@@ -1,6 +1,6 @@
-"""Carries out docker/Dockerfile with dist/*.whl in a chroot, and trains and generates there as the
-image's user. `make image-test` runs it, as root, with debootstrap and package registries. Skipped where
-the machine has no such means."""
+"""Runs docker/Dockerfile with dist/*.whl in a chroot, and trains and generates there as the image's
+user. `make image-test` runs it, as root, with debootstrap and package registries. Skipped if the
+machine cannot do this."""
 
 import pathlib
 import re
@@ -11,7 +11,7 @@ import time
 import unittest
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
-NOT_HERE = 77  # the exit status of run_in_chroot on a machine that cannot make a root folder
+NOT_HERE = 77  # exit status of run_in_chroot on a machine that cannot make a root folder
 DISK = 12 << 30  # bytes
 SCRIPT = """
 if command -v cc c++ gcc g++ clang make; then exit 1; fi
@@ -28,7 +28,7 @@ echo "trained and generated in $(( $(date +%s) - begin )) s"
 
 class Image(unittest.TestCase):
     def make(self, recipe):
-        """The image. Skips the test where the machine cannot make one."""
+        """Makes the image. Skips the test if the machine cannot make one."""
         made = subprocess.run([*recipe, "--from", f"build:/src/dist={SOURCE / 'dist'}"],
                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                               check=False)
@@ -56,4 +56,4 @@ class Image(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)  # prints why it skipped
+    unittest.main(verbosity=2)  # prints the reason for a skip

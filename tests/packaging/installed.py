@@ -1,5 +1,5 @@
-"""What the tests of the wheel and of the Debian package share: an installed program, run without this
-tree's tools."""
+"""Code shared by the tests of the wheel and of the Debian package: an installed program, run
+without this tree's tools."""
 
 import importlib.util
 import pathlib
@@ -18,19 +18,19 @@ TORCH = pathlib.Path(importlib.util.find_spec("torch").submodule_search_location
 CACHE = (BUILD / "CMakeCache.txt").read_text()
 SANITIZED = not re.search(r"^LOCKSTEP_SANITIZE:STRING=$", CACHE, re.M)
 WITH_CUDA = "set(LOCKSTEP_TORCH_CUDA ON)" in (BUILD / "LockstepConfig.cmake").read_text()
-# What the standard containers of Debian and Ubuntu have.
+# The libraries of Debian's and Ubuntu's standard containers.
 OF_SYSTEM = re.compile(r"(libc|libm|libstdc\+\+|libgcc_s|libdl|libpthread|librt|libz|ld-linux-x86-64)\.so")
 
 
 class Installed(unittest.TestCase):
-    """Sub-classes say what `path` the installed program is on."""
+    """Sub-classes set the `path` of the installed program."""
 
     path = ""
     folder = pathlib.Path()
 
     @classmethod
     def command(cls, *words, status=0, **environment):
-        """Runs with an empty environment but for PATH, which leads to no compiler. The bytes that a
+        """Runs with an empty environment except PATH, which leads to no compiler. The bytes that a
         model writes are not always UTF-8."""
         result = subprocess.run([str(word) for word in words], capture_output=True, text=True,
                                 errors="replace", cwd=cls.folder,
@@ -40,7 +40,7 @@ class Installed(unittest.TestCase):
         return result.stdout
 
     def check_first_text(self):
-        """From nothing but the program to a text that the model has written."""
+        """From the bare program to a text that the model has written."""
         begin = time.monotonic()
         self.assertRegex(self.command("lockstep", "--version"), r"^lockstep \d+\.\d+\.\d+\n$")
         self.assertRegex(self.command("lockstep", "configs"), r"(?m)^tiny +\S")
@@ -57,7 +57,7 @@ class Installed(unittest.TestCase):
         print(f"\nfrom --version to a text: {time.monotonic() - begin:.1f} s", file=sys.stderr)
 
     def check_libraries(self, prefix, others):
-        """Every program and library finds what it names: in the tree, in `others`, in the system."""
+        """Every program and library finds its libraries in the tree, `others` or the system."""
         files = list(elf_files(prefix))
         self.assertGreater(len(files), 10)
         known = {file.name for folder in (prefix, *others) for file in folder.rglob("*.so*")}
@@ -73,13 +73,13 @@ class Installed(unittest.TestCase):
                 self.assertTrue(name in known or OF_SYSTEM.match(name), f"{file} needs {name}")
 
     def check_origin(self, prefix):
-        """No file names a folder of the machine that built. (nvcc writes some into its kernels.)"""
+        """No file contains a path of the build machine. (nvcc writes some into its kernels.)"""
         for file in prefix.rglob("*"):
             if file.is_file() and not (WITH_CUDA and file.name == "liblockstep_kernels_cuda.so"):
                 self.assertNotIn(bytes(SOURCE), file.read_bytes(), file)
 
     def check_consumer(self, prefix_path, torch):
-        """A project of one's own, compiled against the package."""
+        """Compiles an external project with the package."""
         build = self.folder / "loop"
         tools = {"PATH": f"{pathlib.Path(sys.executable).parent}:/usr/bin:/bin"}
         self.command("cmake", "-S", SOURCE / "examples/custom_loop", "-B", build, "-G", "Ninja",

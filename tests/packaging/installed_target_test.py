@@ -11,7 +11,7 @@ BUILD = pathlib.Path(os.environ["LOCKSTEP_BUILD"]).resolve()
 
 
 def installed_files():
-    """Programs, libraries and generated files that the scripts of installation name."""
+    """Returns the programs, libraries and generated files that the installation scripts name."""
     found = set()
     for script in BUILD.rglob("cmake_install.cmake"):
         for path in re.findall(rf'"{re.escape(str(BUILD))}/([^"$:]+)"', script.read_text()):

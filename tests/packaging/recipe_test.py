@@ -1,4 +1,4 @@
-"""docker/run_in_chroot: what it takes of a Dockerfile, and what it refuses."""
+"""docker/run_in_chroot: what it accepts in a Dockerfile, and what it refuses."""
 
 import importlib.machinery
 import importlib.util
@@ -25,7 +25,7 @@ recipe = load("run_in_chroot", SOURCE / "docker/run_in_chroot")
 
 
 class Recorded(recipe.Image):
-    """Notes what would run."""
+    """Records the commands instead of running them."""
 
     def __init__(self, root, copied):
         super().__init__(root, copied)
@@ -87,7 +87,7 @@ class Recipe(unittest.TestCase):
             recipe.Image(self.root, {}).apply("FROM", "ubuntu:24.04")
 
     def run_in_chroot(self, **programs):
-        """The program where PATH has these shell scripts alone."""
+        """Runs the program with only these shell scripts in PATH."""
         path = self.root / "path"
         path.mkdir()
         for name, script in programs.items():

@@ -15,7 +15,7 @@ from installed import BUILD, SANITIZED, SOURCE, TORCH, WITH_CUDA, Installed
 
 
 def make_environment(folder):
-    """A virtual environment where torch is beside what will be installed, as pip would put it."""
+    """Makes a virtual environment with torch next to the packages to be installed, like pip."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     packages, = folder.glob("lib/python3*/site-packages")
     for name in ("torch", "nvidia"):

@@ -1,4 +1,4 @@
-// The table from descriptions to groups, against lists of ranks that were worked out by hand.
+// The table from descriptions to groups, compared with hand-written lists of ranks.
 
 #include "lockstep/parallel_state/axis_groups.h"
 
@@ -15,7 +15,7 @@ using Kinds = std::vector<GroupKind>;
 constexpr auto kSum = GradientState::partial_sum;
 const ParamDescription kDenseParam, kExpertParam{.is_expert = true};
 
-/// Dense: tp is bit 0, dp bit 1, pp bit 2 of the rank. Experts: ep is bit 0, edp bit 1, pp bit 2.
+/// Dense: tp is bit 0 of the rank, dp bit 1, pp bit 2. Experts: ep is bit 0, edp bit 1, pp bit 2.
 const RankGrids kEight(
     {.world_size = 8, .tensor = 2, .pipeline = 2, .expert = 2, .expert_tensor = 1});
 
@@ -79,7 +79,7 @@ TEST(AxisGroups, PartialAxesAreThoseThatAreDeclaredAndHaveSeveralRanks) {
 }
 
 TEST(AxisGroups, TheFirstOfThoseThatHoldTheSameCountsIt) {
-  // Replicas, which differ in bit 1, are first holders together: what they hold is cut, or equal.
+  // Replicas differ in bit 1 and are all first holders: their parts are sharded, or equal.
   EXPECT_EQ(first_holders({.placements = {{M::tp, Shard{0}}}}, kEight),
             (RankList{0, 1, 2, 3, 4, 5, 6, 7}));
   EXPECT_EQ(first_holders({}, kEight), (RankList{0, 2, 4, 6}));

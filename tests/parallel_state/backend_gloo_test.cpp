@@ -21,7 +21,7 @@
 namespace lockstep {
 namespace {
 
-/// The store of a rank that leaves as soon as it has told its address.
+/// The store of a rank that leaves as soon as it has published its address.
 class LeavingStore : public c10d::PrefixStore {
  public:
   explicit LeavingStore(const c10::intrusive_ptr<c10d::Store>& store) : PrefixStore("", store) {}
@@ -46,7 +46,7 @@ BackendSpec spec_of(int rank, c10::intrusive_ptr<c10d::Store> store) {
   return spec;
 }
 
-/// Which side of a pair waits and which one is refused depends on the addresses.
+/// It depends on the addresses which side of a pair waits and which one is refused.
 TEST(BackendGloo, ConnectingToARankThatHasLeftEndsWithinTheTimeout) {
   for (const int leaver : {0, 1, 0, 1}) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -72,7 +72,7 @@ TEST(BackendGloo, HasTheWholeTimeoutOnceItIsConnected) {
     EXPECT_EQ(backend->getBackendOptions()->timeout, std::chrono::seconds(2));
 }
 
-/// The ports of loopback at which this process listens.
+/// The loopback ports on which this process listens.
 std::vector<int> listening_ports() {
   std::set<std::string> own;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -90,7 +90,7 @@ std::vector<int> listening_ports() {
   return ports;
 }
 
-/// Connections to all ports at which this process listens, which begin with small numbers.
+/// Connects to all ports on which this process listens, and sends small numbers first.
 std::vector<int> visit_ports() {
   std::vector<int> sockets;
   for (const int port : listening_ports())
@@ -104,7 +104,7 @@ std::vector<int> visit_ports() {
   return sockets;
 }
 
-/// Once both ranks have told their addresses, strangers come, and only then the ranks go on.
+/// Strangers connect after both ranks have published their addresses. Only then do the ranks go on.
 class VisitedStore : public c10d::PrefixStore {
  public:
   VisitedStore(const c10::intrusive_ptr<c10d::Store>& store, std::barrier<>* told,
@@ -122,7 +122,7 @@ class VisitedStore : public c10d::PrefixStore {
   std::barrier<>*told_, *visited_;
 };
 
-/// A rank's connection is the first one that begins with its number; zeros are a number.
+/// A rank's connection is the first one that starts with its number; zeros are a valid number.
 TEST(BackendGloo, StrangersThatSendSmallNumbersTakeNoRanksPlace) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   for (int round = 0; round < 4; ++round) {  // the side that listens depends on the ports

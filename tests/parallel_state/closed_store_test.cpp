@@ -1,5 +1,5 @@
-// The store behind a secret: what strangers get and cost, and that those who know the secret are
-// served meanwhile. The strangers are written by hand, on bare sockets.
+// The store behind a secret: what strangers get and cost, while ranks that know the secret are
+// served. The strangers are written by hand, on bare sockets.
 
 #include "lockstep/parallel_state/closed_store.h"
 
@@ -30,7 +30,7 @@ const auto kRanksSecret = std::make_shared<Secret>("what all ranks know");
 
 Connection::Deadline soon() { return steady_clock::now() + seconds(10); }
 
-/// A connection that says what a test tells it.
+/// A connection that sends what the test tells it.
 class Stranger {
  public:
   explicit Stranger(int port) {
@@ -45,14 +45,14 @@ class Stranger {
   void say(const std::string& bytes) const {
     ::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
-  /// So many bytes, or what comes before the other end closes.
+  /// Reads `bytes` bytes, or fewer if the other end closes first.
   std::string hear(size_t bytes) const {
     std::string heard(bytes, '\0');
     const ssize_t size = ::recv(socket_, heard.data(), bytes, MSG_WAITALL);
     heard.resize(static_cast<size_t>(std::max(size, ssize_t{0})));
     return heard;
   }
-  /// Everything until the other end closes, within ten seconds.
+  /// Reads until the other end closes.
   std::string hear_out() const { return hear(1 << 20); }
   bool closed_within(milliseconds patience) const {
     pollfd poll = {.fd = socket_, .events = POLLRDHUP, .revents = 0};
@@ -74,7 +74,7 @@ class AClosedStore : public ::testing::Test {
                                            limits);
   }
 
-  /// A rank: adds 1 under a name; what the sum is then.
+  /// As a rank, adds 1 under a name. Returns the new sum.
   int64_t add(const std::string& name, const Secret& secret = *kRanksSecret) const {
     Connection connection;
     connection.open("127.0.0.1", port_, soon());
@@ -93,7 +93,7 @@ class AClosedStore : public ::testing::Test {
     return sum;
   }
 
-  /// Waits for it, because a stranger may know of its end before it is counted.
+  /// Waits for the count: a stranger may see its end before it is counted.
   void expect_refused(int64_t number) const {
     for (const auto end = soon(); store_->refused() < number && steady_clock::now() < end;)
       ::usleep(1000);
@@ -130,7 +130,7 @@ TEST_F(AClosedStore, AProofThatWasRecordedIsRefused) {
   expect_refused(1);
 }
 
-/// A request before the proof is not looked at, whatever it says.
+/// A request before the proof is not examined, whatever it says.
 TEST_F(AClosedStore, GarbageIsClosedAtItsFirstByte) {
   for (const std::string& garbage :
        {std::string(1, '\0'), std::string("GET / HTTP/1.0\r\n\r\n"), std::string(1 << 20, '\x01'),
@@ -165,7 +165,7 @@ TEST_F(AClosedStore, SilenceAndHalfAnswersEndAfterAWhile) {
   EXPECT_EQ(half.hear_out(), "");
   EXPECT_EQ(silent.hear_out().size(), kGreetingBytes);
   expect_refused(2);
-  // Not those who have proved.
+  // Connections with a proof do not end.
   Connection rank;
   rank.open("127.0.0.1", port_, soon());
   enter_store(rank, *kRanksSecret, soon());
@@ -182,7 +182,7 @@ TEST_F(AClosedStore, AFloodKeepsNobodyOut) {
       EXPECT_EQ(add("count"), static_cast<int64_t>(i / 100 + 1));
     }
   }
-  // Those who came last wait yet; the others were closed for them, the oldest first.
+  // The newest still wait. The others were closed for them, oldest first.
   expect_refused(kFlood - DoorLimits().waiting);
   EXPECT_TRUE(strangers.front()->closed_within(seconds(2)));
   EXPECT_FALSE(strangers.back()->closed_within(milliseconds(50)));
@@ -191,19 +191,18 @@ TEST_F(AClosedStore, AFloodKeepsNobodyOut) {
   EXPECT_EQ(store_->refused(), kFlood);
 }
 
-/// Without descriptors the strangers go first, and a rank that asks then still comes in.
+/// If descriptors run out, strangers are closed first, and a rank that connects then still gets in.
 TEST_F(AClosedStore, TheLastDescriptorsAreForRanks) {
   rlimit before = {};
   ::getrlimit(RLIMIT_NOFILE, &before);
   std::vector<std::unique_ptr<Stranger>> strangers;
   for (int i = 0; i < 40; ++i) {
     strangers.push_back(std::make_unique<Stranger>(port_));
-    strangers.back()->hear(kGreetingBytes);  // the store has its end
+    strangers.back()->hear(kGreetingBytes);  // the store has accepted it
   }
   const auto open = std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
   rlimit scarce = before;
-  scarce.rlim_cur =
-      static_cast<rlim_t>(open);  // the rank takes one, and none is left for the store
+  scarce.rlim_cur = static_cast<rlim_t>(open);  // the rank takes one; none is left for the store
   ::setrlimit(RLIMIT_NOFILE, &scarce);
   EXPECT_EQ(add("count"), 1);
   ::setrlimit(RLIMIT_NOFILE, &before);
@@ -245,7 +244,7 @@ TEST_F(AClosedStore, ManyRequestsAtOnceAndAReaderThatIsLate) {
   for (int i = 0; i < kTimes; ++i)
     requests += std::string(1, static_cast<char>(StoreQuery::get)) + text("k");
   rank.send(requests, soon());
-  ::usleep(200'000);  // 80 MiB of answers wait meanwhile
+  ::usleep(200'000);  // meanwhile 80 MiB of answers are waiting
   EXPECT_EQ(add("other"), 1);
   for (int i = 0; i < kTimes; ++i) {
     std::string answer(8 + value.size(), '\0');
@@ -269,7 +268,7 @@ TEST_F(AClosedStore, ARankKnowsWhatIsWrongWithTheSecret) {
   EXPECT_EQ(refusal(*kRanksSecret, false), "");
   EXPECT_EQ(refusal(Secret("what all ranks knew"), false),
             "secret: rank 0, which serves it, has another than this rank" + allowed);
-  // Somebody listens, and does not greet.
+  // Something listens but does not greet.
   store_.reset();
   const int mute = bound_socket("127.0.0.1", port_, false);
   ::listen(mute, 16);
@@ -278,7 +277,7 @@ TEST_F(AClosedStore, ARankKnowsWhatIsWrongWithTheSecret) {
   EXPECT_EQ(refusal(*kRanksSecret, false), "whoever listens there does not answer as it should");
   ::close(mute);
   EXPECT_EQ(refusal(*kRanksSecret, false), "Connection refused");
-  // Somebody greets in another way, and gets no answer that he could use.
+  // Something sends another greeting, and gets no answer that it could use.
   const int talking = bound_socket("127.0.0.1", port_, false);
   ::listen(talking, 16);
   std::thread talker([&] {

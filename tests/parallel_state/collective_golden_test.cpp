@@ -11,7 +11,7 @@
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
-// The results that c10d's own tests expect of its process groups.
+// The results that c10d's own tests expect from its process groups.
 
 namespace lockstep {
 namespace {
@@ -29,7 +29,7 @@ at::Tensor integers(std::vector<int64_t> values) { return at::tensor(values, at:
 
 int64_t sum_to(int64_t n) { return n * (n + 1) / 2; }
 
-/// The sum of the numbers that `tensors` hold.
+/// The sum of all elements of `tensors`.
 double added(const Tensors& tensors) { return at::cat(tensors).sum().item<double>(); }
 
 TEST(CollectiveGolden, AllReduceOfRankPlusOne) {

@@ -30,8 +30,8 @@ TEST(CollectiveLedger, CountsAndFingerprintsWhatWasDone) {
   EXPECT_NE(a.state().fingerprint, b.state().fingerprint);
 }
 
-// Ranks of another build compare it too. Computed apart, as FNV-1a of each text and a zero byte,
-// and of the number at once.
+// Ranks of another build compare the identity too. Computed independently, as FNV-1a of each text
+// and a zero byte, and of the number at once.
 TEST(CollectiveLedger, TheIdentityOfACallIsTheSameInEveryBuild) {
   EXPECT_EQ(identity_of_call("all_reduce (sum)", "bucket 0", 12, "Float"), 0x743b64bae17454cbU);
   EXPECT_EQ(identity_of_call({Kind::all_reduce, ReduceOp::sum}, "bucket 0", 12, "Float"),

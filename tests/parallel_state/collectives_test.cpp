@@ -79,7 +79,7 @@ TEST(Collectives, OneRankDoesNotCommunicate) {
   EXPECT_EQ(state.world().c10d_group(), nullptr);
 }
 
-// 60000 * 3 is more than fp16 holds, and 3 / 7 of most numbers is rounded.
+// 60000 * 3 overflows fp16, and 3 / 7 of most numbers is rounded.
 TEST(Collectives, AFactorRoundsOnceWhereARankIsAlone) {
   const ParallelState state = ParallelState::single_process();
   for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
@@ -123,7 +123,7 @@ TEST(Collectives, TheObserverSeesEveryCall) {
             (CollectiveRecord{1, "world", {0, 1}, "all_reduce (max)", "test", "Double", 3, 24}));
 }
 
-/// One call of everything that has a label.
+/// Calls everything that has a label, once.
 void call_each(const ParallelState& state, const std::string& label) {
   const ProcessGroup group = state.world();
   const int64_t other = 1 - group.rank();
@@ -209,7 +209,7 @@ TEST(Collectives, AFailedRankIsNamedLongBeforeTheTimeout) {
                                  "rank " +
                                  std::to_string(rank) + " after "))
         << errors[rank];
-  // Ranks 0 and 2 gave up early; what remains is rank 1's sleep and the end of their operations.
+  // Ranks 0 and 2 gave up early. The rest is rank 1's sleep and the end of their operations.
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(4));
 }
 
@@ -248,7 +248,7 @@ TEST(Collectives, ATensorThatDoesNotFitEndsNothing) {
   });
 }
 
-// What a rank has for itself is copied, so it would be written beyond the end of the output.
+// A rank's own part is copied, so it would be written beyond the end of the output.
 TEST(Collectives, ARankSendsItselfAsMuchAsItExpects) {
   run_ranks(2, [](const ParallelState& state) {
     const bool first = state.rank() == 0;
@@ -267,7 +267,7 @@ TEST(Collectives, ARankSendsItselfAsMuchAsItExpects) {
           all_to_all(state.world(), at::empty({4, 1}), input, "x").wait();
         },
         "this rank has 8000 bytes for itself, and 8 are expected"));
-    const at::Tensor flat = at::empty({4000});  // as many bytes in other rows
+    const at::Tensor flat = at::empty({4000});  // the same number of bytes in other rows
     all_to_all(state.world(), flat, input, "x").wait();
     EXPECT_TRUE(flat.eq(1).all().item<bool>());
   });

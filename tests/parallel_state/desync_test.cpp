@@ -10,7 +10,7 @@
 #include "lockstep/tests/support/host_transport.h"
 #include "lockstep/tests/support/rank_threads.h"
 
-// Ranks that do not do the same: every surviving rank says which rank did what instead.
+// Ranks that do different things: every surviving rank reports which rank did what instead.
 
 namespace lockstep {
 namespace {
@@ -62,7 +62,7 @@ TEST(Desync, ASkippedCollectiveOfTheSameSizeIsNoWrongSum) {
 }
 
 TEST(Desync, WhatABackendLetsPassIsFoundByTheComparison) {
-  // As on NCCL, where two collectives of the same size meet whatever they are for.
+  // As on NCCL, where two collectives of the same size meet whatever their purpose.
   const auto errors = errors_of_ranks(3, [](const ParallelState& state) {
     state.begin_step(7);
     reduce(state, "bucket 0");
@@ -92,7 +92,7 @@ TEST(Desync, ARankThatSkipsTheLastCollectiveIsNamedAtTheTimeout) {
     EXPECT_TRUE(errors[rank].starts_with("all_reduce (sum) of bucket 1 over group dp [0, 1, 2]"))
         << errors[rank];
   }
-  // The same ranks are one communicator: rank 1 came to its second operation with the barrier.
+  // The same ranks are one communicator: the barrier was rank 1's second operation there.
   expect_all_contain(errors,
                      "rank 0: all_reduce (sum) of bucket 1, 10 x Float (step 3); rank 1: "
                      "all_reduce (max) of end of the step, 1 x Byte (step 3)");

@@ -16,7 +16,7 @@
 #include "lockstep/parallel_state/process_group_state.h"
 #include "lockstep/tests/support/rank_threads.h"
 
-// Collectives whose ranks read each other's memory, against the same made of messages.
+// Collectives whose ranks read each other's memory, compared with the same by messages.
 
 namespace lockstep {
 namespace {
@@ -26,7 +26,7 @@ using testing::errors_of_ranks;
 using testing::run_ranks;
 using Tensors = std::vector<at::Tensor>;
 
-/// Nothing where all is sent.
+/// Bytes that were read directly; nullopt if everything is sent.
 std::optional<int64_t> bytes_read(const ProcessGroup& group) {
   const auto& communicator = group.shared_state()->communicator;
   return communicator ? communicator->transport(c10::kCPU).bytes_read() : std::nullopt;
@@ -40,7 +40,7 @@ at::Tensor random_term(int64_t rank, int64_t numel, at::ScalarType dtype) {
 
 using Body = std::function<Tensors(const ParallelState&)>;
 
-/// What `body` returns on each rank. Over a backend that somebody listens to, all is sent.
+/// The results of `body` on each rank. Over a backend with a log, everything is sent.
 std::vector<Tensors> results_of(int64_t ranks, const Body& body, bool direct) {
   std::vector<Tensors> results(static_cast<size_t>(ranks));
   BackendLog log;
@@ -63,8 +63,8 @@ void expect_same_both_ways(int64_t ranks, const Body& body) {
   }
 }
 
-/// Elements of a part: below, at and above the size from which on parts are read; the last is no
-/// multiple of a chunk. One size for all types but the first.
+/// Sizes of a part: below, at and above the size from which parts are read. The last one is not a
+/// multiple of a chunk. All types but the first have one size.
 std::vector<int64_t> part_sizes(at::ScalarType dtype) {
   const int64_t limit = kDirectBytes / static_cast<int64_t>(at::elementSize(dtype));
   if (dtype != at::kFloat) return {limit + 17};
@@ -132,7 +132,8 @@ TEST(DirectExchange, PartsArriveAsTheyAreSent) {
 TEST(DirectExchange, AllToAllOfSomePartsThatAreReadAndSomeThatAreSent) {
   for (const int64_t n : {2, 4})
     expect_same_both_ways(n, [n](const ParallelState& state) {
-      // From i to j go (i + 2 * j) % 5 times a third of what is read: none, some below, some above.
+      // From i to j: (i + 2 * j) % 5 times a third of the limit, so nothing, or sizes below or
+      // above it.
       const auto rows = [](int64_t from, int64_t to) {
         return (from + 2 * to) % 5 * (kDirectBytes / 3 + 1);
       };
@@ -185,7 +186,7 @@ TEST(DirectExchange, ManyAreUnderWayInSeveralGroupsAtOnce) {
               std::vector<Work> works;
               for (int i = 0; i < 60; ++i) {
                 const int64_t numel =
-                    (i % 7 + 1) * kDirectBytes / 8;  // of 4 bytes, by 2 or 4 ranks
+                    (i % 7 + 1) * kDirectBytes / 8;  // 4-byte elements, on 2 or 4 ranks
                 tensors.push_back(at::full({numel}, i + state.rank(), at::kFloat));
                 works.push_back(
                     all_reduce(i % 2 == 0 ? pair : world, tensors.back(), ReduceOp::sum, "test"));
@@ -215,7 +216,7 @@ TEST(DirectExchange, WhatIsReadMayChangeAtOnceAfterwards) {
       EXPECT_TRUE(mine.eq(i + i % 3).all().item<bool>()) << i;
     }
     const at::Tensor source = at::empty({128 * kDirectBytes}, at::kByte);
-    Tensors places;  // which the system is yet to provide, so that the reads take longer
+    Tensors places;  // without pages yet, so that the reads take longer
     for (int i = 0; i < 4; ++i) {
       places.push_back(state.rank() == 0 ? source.fill_(i) : at::empty_like(source));
       broadcast(state.world(), places.back(), 0, "large").wait();
@@ -225,8 +226,8 @@ TEST(DirectExchange, WhatIsReadMayChangeAtOnceAfterwards) {
   });
 }
 
-/// From now on this thread, and those that it starts, may not read other memory: the system answers
-/// as it does inside a container that forbids it.
+/// From now on, this thread and its children may not read other processes' memory: the system
+/// answers as in a container that forbids it.
 void forbid_reading() {
   sock_filter rules[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),

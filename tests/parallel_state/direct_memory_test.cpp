@@ -24,7 +24,7 @@ using testing::throws_with;
 constexpr size_t kNumbers = 100'000;
 constexpr auto kBytes = static_cast<int64_t>(kNumbers * sizeof(int));
 
-/// What a neighbour holds.
+/// The contents of a neighbour's memory.
 std::vector<int> numbers_of_neighbour() {
   std::vector<int> numbers(kNumbers);
   for (size_t i = 0; i < kNumbers; ++i) numbers[i] = static_cast<int>(i) + 7;
@@ -33,10 +33,10 @@ std::vector<int> numbers_of_neighbour() {
 
 uint64_t place_of(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
 
-/// A process that offers its memory until it is told to end.
+/// A process that offers its memory until end().
 class Neighbour {
  public:
-  /// In the new process, `prepare` comes before the card is handed over.
+  /// In the new process, `prepare` runs before the card is handed over.
   explicit Neighbour(const std::function<void(DirectMemory&)>& prepare = [](DirectMemory&) {}) {
     int pipe[2] = {};
     if (::pipe(pipe) != 0) throw std::runtime_error("pipe");

@@ -20,7 +20,7 @@
 #include "lockstep/tests/support/launch.h"
 
 // Processes that read each other's memory. They are forks of this one, which has loaded libtorch
-// and started no thread.
+// but started no thread.
 
 namespace lockstep {
 namespace {
@@ -30,11 +30,11 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kRanks = 3;
 constexpr int64_t kPart = 5 * kDirectBytes / 4 + 3;  ///< elements
-constexpr int kWrong = 3, kFailed = 4;               ///< statuses of a rank
+constexpr int kWrong = 3, kFailed = 4;               ///< exit statuses of a rank
 
 using Body = std::function<bool(const ParallelState&)>;
 
-/// A rank, in a process of its own. Ends without destructors.
+/// A rank in its own process. Ends without destructors.
 [[noreturn]] void be_rank(int rank, int port, const Body& body) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   at::set_num_threads(1);
@@ -64,7 +64,7 @@ std::vector<pid_t> start_ranks(const Body& body) {
   return ranks;
 }
 
-/// Its status; that of SIGKILL if it has not ended after half a minute.
+/// The exit status of a rank. Kills it if it has not ended after half a minute.
 int status_of(pid_t rank) {
   int status = 0;
   const auto deadline = Clock::now() + std::chrono::seconds(30);
@@ -79,7 +79,7 @@ at::Tensor value_of(int64_t rank, int64_t round) {
   return at::arange(kRanks * kPart, at::kFloat).mul_(0.1).add_(static_cast<double>(rank + round));
 }
 
-/// All kinds of collectives once, against ATen's arithmetic.
+/// Runs every kind of collective once and compares with ATen's arithmetic.
 bool all_are_right(const ParallelState& state, int64_t round) {
   const int64_t rank = state.rank(), first = rank * kPart;
   const at::Tensor sum = value_of(0, round).add(value_of(1, round)).add(value_of(2, round));

@@ -90,8 +90,8 @@ TEST(DTensor, EqualsPyTorchsDTensor) {
   }
 }
 
-/// Cutting the whole tensor anew gives what redistribute() gives, on meshes that PyTorch's cases do
-/// not have.
+/// Distributing the whole tensor again gives the same as redistribute(), on meshes that PyTorch's
+/// cases do not cover.
 TEST(DTensor, RandomPlacementsOfFourAxes) {
   run_ranks(8, [](const ParallelState& state) {
     const DeviceMesh mesh(state, {2, 1, 2, 2}, {"a", "b", "c", "d"});

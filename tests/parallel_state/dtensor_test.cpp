@@ -23,7 +23,7 @@ at::Tensor counted(const std::vector<int64_t>& shape) {
   return at::arange(c10::multiply_integers(shape), at::kDouble).view(shape);
 }
 
-/// What rank 1 sends when `from` becomes `to` on one axis of `world` ranks: "all_gather 24".
+/// The calls of rank 1 when `from` becomes `to` on one axis of `world` ranks: "all_gather 24".
 std::vector<std::string> sent(int64_t world, const std::vector<int64_t>& shape,
                               const Placement& from, const Placement& to) {
   CollectiveLog log;
@@ -128,7 +128,7 @@ TEST(DTensor, ShapeAndOffsetOfTheWholeTensor) {
     EXPECT_EQ(even.shape(), (std::vector<int64_t>{12, 2}));
     EXPECT_EQ(even.local_offset(), (std::vector<int64_t>{3 * state.rank(), 0}));
     EXPECT_EQ(even.to_string(), "DTensor [12, 2] Float (Shard(0), Shard(0)) on dp=2 x tp=2");
-    const int64_t rows[] = {2, 1, 2, 0};  // 5 rows are 3 + 2, which are 2 + 1 and 1 + 1
+    const int64_t rows[] = {2, 1, 2, 0};  // 5 rows are 3 + 2, cut into 2 + 1 and 1 + 1
     const bool right = rows[state.rank()] == (state.rank() < 1 ? 2 : 1);
     const auto uneven = [&] {
       (void)DTensor::from_local(at::ones({rows[state.rank()], 2}), mesh, {Shard{0}, Shard{-2}},

@@ -8,7 +8,7 @@
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
-// Sums, reduce-scatter and all-gather of CPU tensors, against ATen's arithmetic.
+// Sums, reduce-scatter and all-gather of CPU tensors, compared with ATen's arithmetic.
 
 namespace lockstep {
 namespace {
@@ -17,7 +17,7 @@ using testing::BackendLog;
 using testing::run_ranks;
 using testing::throws_with;
 
-/// Bytes of the message with which a new group makes sure that it is connected.
+/// Bytes of the message with which a new group checks its connections.
 constexpr int64_t kGreeting = 1;
 
 /// The tensor of one rank.
@@ -26,8 +26,8 @@ at::Tensor term(int64_t rank, int64_t numel, at::ScalarType dtype) {
       .to(dtype);
 }
 
-/// The terms of all ranks, each times numerator / denominator, added from left to right; half types
-/// in fp32.
+/// The terms of all ranks, each times numerator / denominator, added from left to right. Half types
+/// are added in fp32.
 at::Tensor left_to_right(int64_t ranks, int64_t numel, at::ScalarType dtype,
                          const Reduction& reduction) {
   const bool half = dtype == at::kBFloat16 || dtype == at::kHalf;
@@ -63,7 +63,7 @@ TEST(HostExchange, AMessageOfManyChunks) {
   LOCKSTEP_NEEDS_HOST_TRANSPORT();
   for (const int64_t n : {2, 3})
     run_ranks(n, [n](const ParallelState& state) {
-      const int64_t numel = n * 5 * (1 << 18) + 12345;  // more chunks than are on the way at once
+      const int64_t numel = n * 5 * (1 << 18) + 12345;  // more chunks than are in flight at once
       const at::Tensor tensor = term(state.rank(), numel, at::kFloat);
       all_reduce(state.world(), tensor, {ReduceOp::sum, 1, n}, "test").wait();
       EXPECT_TRUE(at::equal(tensor, left_to_right(n, numel, at::kFloat, {ReduceOp::sum, 1, n})));
@@ -172,7 +172,7 @@ TEST(HostExchange, AllReduceAndAllGatherSendWhatTheyMust) {
   int64_t sent = 0;
   for (const auto& call : log.of_rank(1))
     if (call.operation == "send" && call.bytes != kGreeting) sent += call.bytes;
-  EXPECT_EQ(sent, 3 * kBytes * (kRanks - 1) / kRanks);  // two of the all-reduce, one of the gather
+  EXPECT_EQ(sent, 3 * kBytes * (kRanks - 1) / kRanks);  // 2 for the all-reduce, 1 for the gather
 }
 
 TEST(HostExchange, WorksThatAreNotWaitedForDoNoHarm) {

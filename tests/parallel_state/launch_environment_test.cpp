@@ -171,7 +171,7 @@ TEST(LaunchEnvironment, RanksOfASingleHostMeetOnLoopback) {
   EXPECT_EQ(read(with(together, {{"MASTER_ADDR", "::1"}})).store_address(), "::1");
   EXPECT_EQ(read(with(together, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}})).store_address(),
             "10.0.0.1");
-  // Somebody who sets RANK and WORLD_SIZE by hand.
+  // RANK and WORLD_SIZE set by hand.
   Variables by_hand = without(without(kTorchrun, "LOCAL_WORLD_SIZE"), "LOCAL_RANK");
   EXPECT_FALSE(read(by_hand).single_host());
   EXPECT_EQ(read(by_hand).store_address(), "10.0.0.1");

@@ -95,7 +95,7 @@ TEST(MeshLayout, AMillionRanksCostNothingUntilTheyAreListed) {
   EXPECT_EQ(mesh.slice({"pp", "tp"}, rank).size(), million * 8);
 }
 
-/// The groups of `mesh` along `axes` are those of `kind`.
+/// Expects that the groups of `mesh` along `axes` are those of `kind`.
 void expect_kind(const RankGrids& grids, const MeshLayout& mesh, GroupKind kind,
                  const Names& axes) {
   Groups expected;

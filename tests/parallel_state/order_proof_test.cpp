@@ -1,4 +1,4 @@
-// Programs written by hand: what prove_order() finds under the rules of each backend.
+// Hand-written programs: what prove_order() finds under each backend's rules.
 
 #include "lockstep/parallel_state/order_proof.h"
 
@@ -44,7 +44,7 @@ class Writer {
   uint32_t receive(uint32_t group, int64_t from, const std::string& label, int64_t numel = 4) {
     return start(group, label, numel, {.kind = OperationKind::receive, .position = from});
   }
-  /// In one order on both ends.
+  /// Both ends connect in the same order.
   void pair(uint32_t group, int64_t other, bool begins) {
     program_.calls.push_back(
         {group,
@@ -87,11 +87,11 @@ TEST(OrderProof, RanksThatDoTheSameFinish) {
     writer.wait(writer.start(world, "b"));
   }));
   EXPECT_TRUE(verdict.ok()) << verdict.to_string();
-  EXPECT_EQ(verdict.classes, 3);  // each has a program of its own
+  EXPECT_EQ(verdict.classes, 3);  // each has its own program
   EXPECT_EQ(verdict.num_operations, 6);
 }
 
-/// Two groups of the same two ranks, which differ in options.
+/// Two groups that contain ranks 0 and 1. If `swaps`, rank 1 uses them in the other order.
 void two_groups(int64_t rank, Writer& writer, bool waits, bool swaps, bool on_device) {
   RankProgram unused;
   const uint32_t a = writer.connect("dp", {0, 1, 2}), b = writer.connect("cp", {0, 1});
@@ -126,7 +126,7 @@ TEST(OrderProof, TheOrderAcrossGroupsMatters) {
                 "rank 0: all_reduce (sum) of of dp, 8 x Float over dp [0, 1, 2], the first use",
                 "rank 1: all_reduce (sum) of of cp, 8 x Float over cp [0, 1], the first use"}));
   EXPECT_EQ(verdict(/*waits=*/false, /*swaps=*/true, /*on_device=*/true).reason, Reason::deadlock);
-  // On the host a start that nobody waits for holds up nobody.
+  // On the host, a start that is not waited for blocks nobody.
   const OrderVerdict on_host = verdict(/*waits=*/true, /*swaps=*/true, /*on_device=*/false);
   EXPECT_EQ(on_host.reason, Reason::deadlock);
   EXPECT_EQ(on_host.ranks, (std::vector<int64_t>{0, 1}));
@@ -186,7 +186,7 @@ TEST(OrderProof, MessagesOfAPairShareAStreamOnNccl) {
   }
 }
 
-/// Each rank of a ring receives early from the one before, then sends to the one behind.
+/// Each rank of a ring starts a receive from the previous rank, then sends to the next one.
 JobProgram ring(int64_t world, bool connects) {
   return job_of(world, [&](int64_t rank, Writer& writer) {
     RankList all;
@@ -235,7 +235,7 @@ TEST(OrderProof, AHostThatWaitsForItsStreamLaunchesLater) {
   };
   EXPECT_EQ(verdict(true).reason, Reason::deadlock);
   EXPECT_EQ(verdict(true).rules, "NCCL");
-  EXPECT_EQ(verdict(false).rules, "Gloo");  // where wait() is the host's
+  EXPECT_EQ(verdict(false).rules, "Gloo");  // whose wait() blocks the host
 }
 
 TEST(OrderProof, WhatIsMissingAtTheEndIsAMismatch) {
@@ -275,7 +275,7 @@ TEST(OrderProof, ExchangesMustMeet) {
   EXPECT_TRUE(std::count(found.ranks.begin(), found.ranks.end(), 2) == 1) << found.to_string();
 }
 
-/// tp x pp x dp ranks; each stage has one program.
+/// tp x pp x dp ranks. Each stage has one program.
 JobProgram staged(const ParallelSizes& sizes, bool swaps_on_last_stage) {
   JobProgram job{.programs = {}, .program_of = {}, .grids = RankGrids(sizes)};
   const RankGroups pp = job.grids->groups(GroupKind::pp);
@@ -310,7 +310,7 @@ TEST(OrderProof, OneRankOfAClassStandsForAll) {
   EXPECT_TRUE(small.ok()) << small.to_string();
   EXPECT_EQ(small.classes, 4);
   EXPECT_EQ(small.num_operations, 4 * (4 + 5 + 5 + 4));
-  // All ranks of a stage swap: they agree with each other.
+  // All ranks of a stage swap, so they agree with each other.
   EXPECT_TRUE(prove_order(staged({.world_size = 16, .tensor = 2, .pipeline = 4}, true)).ok());
   const OrderVerdict large =
       prove_order(staged({.world_size = 131072, .tensor = 8, .pipeline = 16, .context = 4}, false));
@@ -329,7 +329,7 @@ TEST(OrderProof, OneRankThatDiffersFromItsClassIsFound) {
         std::find(group.ranks.begin(), group.ranks.end(), odd.rank) - group.ranks.begin();
   }
   ASSERT_EQ(job.program_of[21], 1u);
-  // As recorded, it is like the others; the starts of bucket and norm swapped, it is not.
+  // As recorded, it is like the others. With the starts of bucket and norm swapped, it is not.
   job.program_of[21] = static_cast<uint32_t>(job.programs.size());
   job.programs.push_back(odd);
   EXPECT_TRUE(prove_order(job).ok()) << prove_order(job).to_string();

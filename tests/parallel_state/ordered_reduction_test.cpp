@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kNumel = 3000;  // more than one block, and no multiple of a vector
+constexpr int64_t kNumel = 3000;  // more than one block, not a multiple of a vector
 
 template <class T>
 std::vector<std::vector<T>> make_terms(int64_t count) {
@@ -98,8 +98,8 @@ TEST(OrderedReduction, TheResultMayBeOneOfTheTerms) {
 float widen(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
 TEST(OrderedReduction, Bf16IsAddedInFp32AndRoundedOnceToNearestEven) {
-  // 256 + 1 + 1 + 1 in bf16 stays 256 when every sum is rounded; in fp32 it is 259, which is
-  // between 258 and 260.
+  // 256 + 1 + 1 + 1 in bf16 stays 256 if every sum is rounded. In fp32 it is 259, halfway between
+  // 258 and 260.
   const uint16_t one = 0x3F80, large = 0x4380;
   std::vector<std::vector<uint16_t>> terms(4, std::vector<uint16_t>(kNumel, one));
   terms[0].assign(kNumel, large);

@@ -1,4 +1,4 @@
-// The tables of axes: a place that was forgotten for an axis is found here, by the axis' name.
+// The tables of axes: these tests find a table that lacks an axis, by the axis' name.
 
 #include "lockstep/parallel_state/parallel_axes.h"
 
@@ -40,11 +40,11 @@ std::vector<MeshAxis> axes_of(Grid grid) {
   return axes;
 }
 
-/// A job in which that size alone is 2, and a second data-parallel rank. Chunks need stages.
+/// A job in which only this size is 2, plus a second data-parallel rank. Chunks need stages.
 ParallelSizes with_two(const ParallelSize& size) {
   ParallelSizes sizes = {.world_size = 4, .expert_tensor = 1};
   const std::string order = sizes.order;
-  for (const OrderAxis& axis : order_axes())  // from the fastest to the slowest, pp last
+  for (const OrderAxis& axis : order_axes())  // from the fastest to the slowest; pp comes last
     if (order.find(axis.name) == std::string::npos) sizes.order = axis.name + ("-" + sizes.order);
   if (std::string(size.name) == "virtual-pipeline") sizes.pipeline = 2;
   size.set(sizes, 2);
@@ -91,7 +91,7 @@ TEST(ParallelAxes, EachAxisThatCutsParametersIsListedAsOne) {
   EXPECT_EQ(names_of(kAxesInsideReplicas), cutting);
 }
 
-/// Every rank is told apart by its place among the replicas and its place in the model.
+/// A rank is identified by its position among the replicas and its position in the model.
 TEST(ParallelAxes, AtSizeTwoReplicasTimesModelRanksAreTheWorld) {
   for (const ParallelSize* size : parallel_size_table()) {
     const RankGrids grids(with_two(*size));
@@ -194,7 +194,7 @@ TEST(ParallelAxes, EachSizeHasANameInTheManifestAndComesBack) {
   }
 }
 
-/// What versions before the tables wrote, to the byte.
+/// The exact text that versions before the tables wrote.
 TEST(ParallelAxes, TheManifestHasTheTextThatItAlwaysHad) {
   Manifest manifest;
   manifest.layout = {{.world_size = 8, .tensor = 2, .pipeline = 2, .expert = 2}, true};

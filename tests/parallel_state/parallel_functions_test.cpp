@@ -14,7 +14,7 @@
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
-// Each function against ATen and autograd in one process, which holds the tensors of all ranks.
+// Each function compared with ATen and autograd in one process that holds all ranks' tensors.
 
 namespace lockstep {
 namespace {
@@ -25,7 +25,7 @@ using testing::run_ranks;
 using testing::throws_with;
 using Tensors = std::vector<at::Tensor>;
 
-/// Whole numbers that differ between ranks, so that sums are exact.
+/// Whole numbers that differ between ranks, so sums are exact.
 at::Tensor whole_numbers(std::vector<int64_t> shape, int64_t seed) {
   const int64_t numel = c10::multiply_integers(shape);
   return ((at::arange(numel, at::kDouble) * (2 * seed + 3) + seed).remainder(17) - 8).view(shape);
@@ -37,7 +37,7 @@ at::Tensor chunk(const at::Tensor& tensor, int64_t n, int64_t dim, int64_t rank)
 
 at::Tensor total(const Tensors& tensors) { return at::stack(tensors).sum(0); }
 
-/// Rows that rank `from` sends to rank `to`; some are 0.
+/// Rows that rank `from` sends to rank `to`. Some are 0.
 int64_t rows_sent(int64_t from, int64_t to) { return (from + 2 * to) % 3; }
 
 std::vector<int64_t> rows(int64_t n, int64_t rank, bool to_others) {
@@ -47,14 +47,14 @@ std::vector<int64_t> rows(int64_t n, int64_t rank, bool to_others) {
   return result;
 }
 
-/// A function, and what its result is on `rank` where one process holds the inputs of all.
+/// A function, and its result on `rank` from the inputs of all ranks in one process.
 struct Case {
   std::string name;
   std::function<at::Tensor(const at::Tensor& x, const ProcessGroup& group)> function;
   std::function<at::Tensor(const Tensors& inputs, int64_t rank)> oracle;
   bool same_input = false;
-  bool same_output = false;  ///< what follows is the same on all ranks and counts once
-  bool mean = false;         ///< the loss is the mean of the ranks'
+  bool same_output = false;  ///< later operations are the same on all ranks and count once
+  bool mean = false;         ///< the loss is the mean of the ranks' losses
   std::function<std::vector<int64_t>(int64_t n, int64_t rank)> shape = [](int64_t n, int64_t) {
     return std::vector<int64_t>{n, 2 * n, n};
   };
@@ -134,7 +134,7 @@ Case exchange_of_rows() {
               }};
 }
 
-/// With those that have a dimension along each of `dims`.
+/// All cases. Those with a dimension appear once for each of `dims`.
 std::vector<Case> cases_of(const std::vector<int64_t>& dims) {
   std::vector<Case> cases = {
       {.name = "copy",
@@ -233,7 +233,7 @@ TEST(ParallelFunctions, GradientsAreTheDifferencesOfTheJobsLoss) {
   });
 }
 
-/// "all_gather of x: 96", what this rank sends in call().
+/// "all_gather of x: 96" for each call of this rank in call().
 template <class Call>
 std::vector<std::string> sent_by(Call call, const CollectiveLog& log, int64_t rank) {
   std::vector<CollectiveRecord> records = log.of_rank(rank);
@@ -248,7 +248,7 @@ std::vector<std::string> sent_by(Call call, const CollectiveLog& log, int64_t ra
 }
 
 TEST(ParallelFunctions, WhatIsSentForwardAndBackward) {
-  // An input of 3 x 6 x 3 doubles, 432 bytes; its chunk 144, that of all ranks 1296.
+  // An input has 3 x 6 x 3 doubles, 432 bytes; its chunk has 144, the inputs of all ranks 1296.
   using Texts = std::vector<std::string>;
   const std::map<std::string, std::pair<Texts, Texts>> expected = {
       {"copy", {{}, {"all_reduce (sum) of gradient of x: 432"}}},
@@ -313,7 +313,7 @@ TEST(ParallelFunctions, StridesAndDtypes) {
       EXPECT_TRUE(at::equal(sum, exact)) << dtype;
       const at::Tensor copied = copy_to_group(sum, state.world(), "sum");
       const at::Tensor part = reduce_scatter_to_group(copied, state.world(), 0, "part");
-      part.sum().backward();  // a gradient that is not contiguous: one number, expanded
+      part.sum().backward();  // its gradient is not contiguous: one number, expanded
       EXPECT_EQ(leaf.grad().scalar_type(), dtype);
       EXPECT_TRUE(at::equal(leaf.grad(), at::full({3, 6}, 3, dtype)));
     }

@@ -6,8 +6,8 @@
 #include "lockstep/tests/support/allocation_counter.h"
 #include "lockstep/tests/support/rank_threads.h"
 
-// Layers cut over ranks, built from the differentiable collectives, against the same layers uncut
-// in one process.
+// Layers cut over ranks, built from the differentiable collectives, compared with the same whole
+// layers in one process.
 
 namespace lockstep {
 namespace {
@@ -23,7 +23,7 @@ at::Tensor numbers(std::vector<int64_t> shape, double seed) {
   return at::sin(at::arange(numel, at::kDouble) * 0.7 + seed).view(shape);
 }
 
-/// The parameter or activation `whole`, or this rank's chunk of it.
+/// A leaf with the values of `whole`, or of this rank's chunk of it.
 at::Tensor leaf(const at::Tensor& whole) { return whole.detach().clone().requires_grad_(true); }
 at::Tensor leaf(const at::Tensor& whole, int64_t dim, const ProcessGroup& group) {
   return leaf(whole.chunk(group.size(), dim)[static_cast<size_t>(group.rank())]);
@@ -133,7 +133,7 @@ TEST(ParallelLayers, IntoTheSequenceParallelRegionAndOutAgain) {
   const Mlp whole;
   for (const int64_t n : {2, 3, 4})
     run_ranks(n, [&whole](const ParallelState& state) {
-      // An embedding that is the same on all ranks, cut; a loss that is the same on all ranks.
+      // An embedding that is equal on all ranks is cut; the loss is equal on all ranks.
       const ProcessGroup group = state.world();
       const at::Tensor input = leaf(whole.input);
       const at::Tensor cut = scatter_to_group(input, group, 0, "embedding").tanh();
@@ -174,7 +174,7 @@ TEST(ParallelLayers, MixingAlongTheSequenceBetweenTwoAllToAlls) {
 }
 
 TEST(ParallelLayers, RowsGoToTheirExpertsAndBack) {
-  // Rank r holds 3 + r rows; row i goes to rank i % n, whose expert multiplies by its weight.
+  // Rank r holds 3 + r rows. Row i goes to rank i % n, whose expert multiplies it by its weight.
   for (const int64_t n : {1, 2, 3, 4})
     run_ranks(n, [n](const ParallelState& state) {
       const auto rows_to = [n](int64_t rank, int64_t expert) {
@@ -220,7 +220,7 @@ TEST(ParallelLayers, GoldenCasesOfMegatronCore) {
             {.sizes = {.tensor = 4, .pipeline = 2}});
 }
 
-/// Forward and backward of each function.
+/// Runs forward and backward of each function.
 void differentiate_each(const ProcessGroup& group, const std::string& label) {
   const at::Tensor x = leaf(numbers({4, 4}, 0));
   const std::vector<int64_t> two_each = {2, 2};

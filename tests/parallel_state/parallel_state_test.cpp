@@ -67,7 +67,7 @@ TEST(ParallelState, ListsOfRanksThatAreNoGroupAreRefused) {
     EXPECT_THROW(state.group_of_ranks("bad", ranks), UsageError);
 }
 
-/// Two ranks as threads; notes the options of every backend that rank 0 makes.
+/// Runs two ranks as threads. Returns the options of every backend that rank 0 creates.
 std::vector<GroupOptions> backends_of_rank_0(
     ParallelStateOptions options, const std::function<void(const ParallelState&)>& body) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -180,7 +180,7 @@ TEST(ParallelState, ARankOutsideAGroupIsToldSo) {
 TEST(ParallelState, SizesThatDoNotFitAreRefusedBeforeAnyConnection) {
   LaunchEnvironment environment;
   environment.world_size = 4;
-  environment.master_port = 1;  // nobody listens there
+  environment.master_port = 1;  // nobody listens on it
   ParallelStateOptions options;
   options.sizes.tensor = 3;
   EXPECT_THROW(ParallelState(environment, options), ConfigError);
@@ -229,7 +229,7 @@ TEST(ParallelState, TimeoutsThatNoClockCanTakeAreRefused) {
   }
 }
 
-/// A store whose server ends.
+/// A store whose server can end.
 struct EndingStore : c10d::HashStore {
   int64_t add(const std::string& key, int64_t value) override {
     if (ended) C10_THROW_ERROR(DistNetworkError, "the server has ended");

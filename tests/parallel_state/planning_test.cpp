@@ -89,7 +89,7 @@ TEST(PlanningRank, ARecordSaysWhatKindOfCallItIsAndWithWhom) {
 
 const ParallelSizes kSizes = {.world_size = 64, .tensor = 2, .pipeline = 4};
 
-/// A step: gradients over dp, then a chain of messages along the pipeline.
+/// One step: gradients over dp, then a chain of messages along the pipeline.
 void step(const ParallelState& state, bool skip_a_bucket = false, const char* label = "activations",
           int64_t numel = 6) {
   for (const char* bucket : {"bucket 0", "bucket 1", "bucket 2"}) {

@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-/// The mark of a child that has told it and waits for its end.
+/// The mark of a child process. The child reports it and waits for `hold` to close.
 std::string mark_of_child(pid_t* child, int* hold) {
   int told[2] = {}, held[2] = {};
   if (::pipe(told) != 0 || ::pipe(held) != 0) return "";

@@ -1,4 +1,4 @@
-// Equality with what Megatron Core 0.16.1 creates; see scripts/golden/rank_groups.py.
+// Equality with the groups of Megatron Core 0.16.1; see scripts/golden/rank_groups.py.
 
 #include <gtest/gtest.h>
 

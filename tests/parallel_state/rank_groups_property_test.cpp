@@ -1,4 +1,4 @@
-// Random jobs: what must hold for each kind of group, worked out here by brute force.
+// Random jobs: the properties of each kind of group, checked here by brute force.
 
 #include <gtest/gtest.h>
 
@@ -28,11 +28,11 @@ struct Job {
   ParallelSizes sizes;
   std::map<std::string, int64_t> dense, expert;
 
-  /// Groups along the axes of `token`: ranks with equal other coordinates, found by looking at
+  /// Groups along the axes of `token`: ranks whose other coordinates are equal, found by checking
   /// every rank. The ranks ascend, and so do the first ranks of the groups.
   std::vector<RankList> groups(bool experts, const std::string& token) const {
     const Axes marked = split(token);
-    std::vector<std::pair<int64_t, bool>> axes;  // sizes, in order, and whether marked
+    std::vector<std::pair<int64_t, bool>> axes;  // sizes in order, and whether marked
     for (const std::string& axis : split(sizes.order))
       axes.emplace_back((experts ? expert : dense).at(axis),
                         std::find(marked.begin(), marked.end(), axis) != marked.end());
@@ -83,7 +83,7 @@ Job random_job(std::mt19937& random) {
   return job;
 }
 
-/// A random job whose grids agree on the pipelines. The others must be refused.
+/// A random job whose grids have the same pipelines. Checks that all others are refused.
 std::pair<Job, RankGrids> random_legal(std::mt19937& random) {
   for (;;) {
     const Job job = random_job(random);
@@ -151,8 +151,8 @@ std::vector<RankList> expected(const Job& job, GroupKind kind) {
   }
 }
 
-/// Whether the look-ups agree with the lists, and each rank is in one group, or where not all are,
-/// in at most one. (Not an assertion a rank: there are millions.)
+/// Whether the look-ups agree with the lists and each rank is in one group, or in at most one for
+/// kinds without some ranks. (Not one assertion per rank: there are millions.)
 bool lookups_agree(const RankGrids& grids, GroupKind kind, const std::vector<RankList>& lists) {
   const RankGroups groups = grids.groups(kind);
   std::vector<int> seen(static_cast<size_t>(grids.sizes().world_size), 0);

@@ -1,4 +1,4 @@
-// How ranks meet: what is announced and compared, who is refused, where the store listens.
+// How ranks meet: what they announce and compare, who is refused, where the store listens.
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ ParallelStateOptions options_of(int64_t world, milliseconds timeout = std::chron
   return options;
 }
 
-/// What each of `ranks` threads throws, or "".
+/// The error of each of `threads` threads, or "".
 std::vector<std::string> errors_of(size_t threads, const std::function<void(size_t)>& body) {
   std::vector<std::string> errors(threads);
   std::vector<std::thread> running;
@@ -212,8 +212,8 @@ TEST(Rendezvous, RanksMeetAgainAfterARefusal) {
   EXPECT_EQ(errors, std::vector<std::string>(2));
 }
 
-/// A rank that connects cannot be interrupted. One of the others may have failed and left long
-/// before; what it posted is to be read even if it served the store.
+/// A rank that is connecting cannot be interrupted. Another rank may have failed and left long
+/// before; its post must remain readable even if it served the store.
 TEST(Rendezvous, TheServerOfTheStoreStaysForARankThatIsConnecting) {
   constexpr int kWorld = 3;
   const int port = free_port();
@@ -272,7 +272,7 @@ TEST(Rendezvous, APortInUseIsNamed) {
       [&] { ParallelState(environment_of(0, 2, port), options_of(2)); },
       "rank 0 cannot serve the store at " + address + ": " + address +
           " cannot be listened at: Address already in use"));
-  // Somebody who is no store answers there.
+  // A server that is not a store answers there.
   const auto start = std::chrono::steady_clock::now();
   EXPECT_TRUE(throws_with<CommunicationError>(
       [&] { ParallelState(environment_of(1, 2, port), options_of(2, milliseconds(500))); },

@@ -1,4 +1,4 @@
-// Ranks that meet behind a secret, in a store that rank 0 serves and in a launcher's.
+// Ranks that meet with a secret, in a store that rank 0 serves and in a launcher's.
 
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ using SecretPtr = std::shared_ptr<const Secret>;
 const SecretPtr kSecret = std::make_shared<Secret>("what all ranks know");
 const SecretPtr kOther = std::make_shared<Secret>("what all ranks knew");
 
-/// What ranks of a world throw that meet with these secrets, or "".
+/// The error of each rank of a world that meets with these secrets, or "".
 std::vector<std::string> errors_of(const std::vector<SecretPtr>& secrets, milliseconds timeout,
                                    bool of_launcher = false) {
   const int port = free_port();
@@ -127,7 +127,7 @@ TEST(SecretRendezvous, InALaunchersStoreTheRanksCompareWhatTheySign) {
   }
 }
 
-/// The same questions to both stores, and what each answers.
+/// Asks both stores the same questions and compares their answers.
 TEST(SecretRendezvous, AClosedStoreAnswersAsLibtorchsDoes) {
   const int port = free_port(), open_port = free_port();
   const auto closed =
@@ -154,7 +154,7 @@ TEST(SecretRendezvous, AClosedStoreAnswersAsLibtorchsDoes) {
     answers.push_back(store.get("sum"));
     store.set("sum", Bytes{'4', '0'});
     note(store.add("sum", 2));
-    answers.push_back(store.compareSet("compare", one, two));  // there is none
+    answers.push_back(store.compareSet("compare", one, two));  // no such key
     note(store.check({"compare"}));
     answers.push_back(store.compareSet("compare", none, one));
     answers.push_back(store.compareSet("compare", none, two));

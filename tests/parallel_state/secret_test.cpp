@@ -1,5 +1,5 @@
-// The secret of a job: its arithmetic against the RFCs' own numbers, the proof, and where it is
-// read.
+// The secret of a job: its arithmetic against the RFCs' own numbers, the proof, and the sources
+// that it is read from.
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -36,7 +36,7 @@ TEST(Sha256, TheVectorsOfRfc6234) {
             "175ee69b02ba9b58e2b0a5fd13819cea573f3940a94f825128cf4209beabb4e8");
 }
 
-/// One block more or less at every length: the digest of the digests of 0 to 200 bytes.
+/// All lengths around block boundaries: the digest of the digests of 0 to 200 bytes.
 TEST(Sha256, LengthsAroundABlock) {
   std::string digests;
   for (size_t length = 0; length <= 200; ++length) digests += hex(sha256(std::string(length, 'x')));
@@ -108,7 +108,7 @@ TEST(SecretProof, WhatWasRecordedProvesNothingLater) {
   const ProofOfServer client(first.greeting());
   const std::string answer = client.answer(kSecret);
   EXPECT_FALSE(second.verdict(kSecret, answer));
-  // Nor does a server's signature serve as a client's, or the other way round.
+  // A server's signature does not pass as a client's, nor a client's as a server's.
   const std::string verdict = *first.verdict(kSecret, answer);
   std::string reflected = answer;
   reflected.replace(kAnswerBytes - kSignatureBytes, kSignatureBytes, verdict, 1, kSignatureBytes);

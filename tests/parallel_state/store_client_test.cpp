@@ -1,5 +1,5 @@
-// The client of the store: what libtorch's own client writes it reads and the other way round, and
-// no question outlasts the timeout, whatever has become of the server.
+// The client of the store: it and libtorch's own client read each other's writes, and no question
+// outlasts the timeout, whatever has happened to the server.
 
 #include "lockstep/parallel_state/store_client.h"
 
@@ -44,7 +44,7 @@ c10::intrusive_ptr<c10d::TCPStore> served_at(int port) {
   return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
 }
 
-/// Connections succeed and nobody answers, as with a process that is stopped.
+/// Accepts connections but never answers, like a stopped process.
 class MuteServer {
  public:
   MuteServer() : port_(free_port()), socket_(bound_socket("127.0.0.1", port_, false)) {
@@ -117,7 +117,7 @@ TEST(StoreClient, AWaitEndsAndLetsOtherThreadsAskMeanwhile) {
 TEST(StoreClient, NoQuestionToAMuteServerOutlastsTheTimeout) {
   const MuteServer server;
   const auto client = client_at(server.port(), milliseconds(300));
-  const Bytes large(64 << 20, 1);  // more than the sockets hold
+  const Bytes large(64 << 20, 1);  // more than the socket buffers hold
   const std::vector<std::function<void()>> questions = {
       [&] { client->check({"key"}); },
       [&] { client->get("key"); },
@@ -163,7 +163,7 @@ TEST(StoreClient, AServerThatAnswersAgainIsAskedAgain) {
   options.port = static_cast<uint16_t>(port);
   options.isServer = true;
   options.waitWorkers = false;
-  options.masterListenFd = mute;  // serves also what has connected before
+  options.masterListenFd = mute;  // also serves earlier connections
   const auto libtorch = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
   client->setTimeout(milliseconds(5000));
   EXPECT_EQ(client->add("key", 2), 2);

@@ -18,8 +18,8 @@
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
-// The contract of Transport, of each implementation that the build has, against plain sums in
-// double. Terms are small integers, so that sums are exact in every dtype.
+// The contract of Transport, for each implementation in the build, against plain sums in double.
+// Terms are small integers, so that sums are exact in every dtype.
 
 namespace lockstep {
 namespace {
@@ -57,7 +57,7 @@ struct Rank {
   Transport& transport;
   FailureBoard& failures;
 
-  /// Whose terms this rank meets as those of `peer`.
+  /// The rank whose terms this rank receives as those of `peer`.
   int64_t source(int64_t peer) const { return kind == Kind::planning ? rank : peer; }
   void wait(const Transport::Parts& parts) const {
     for (const auto& part : parts) {
@@ -112,7 +112,7 @@ void on_all_transports(const OnRank& body) {
     }
 }
 
-/// In double.
+/// Small integers in double.
 at::Tensor term(int64_t rank, int64_t numel) {
   return (at::arange(numel, at::kDouble) * 7 + rank * 3).remainder(11);
 }
@@ -184,10 +184,10 @@ TEST(Transports, ReduceScatterAListOfTensorsApartAndInPlace) {
   });
 }
 
-// 256 + 1 is 256 in bf16, and 2048 + 1 is 2048 in fp16.
+// 256 + 1 rounds to 256 in bf16, and 2048 + 1 to 2048 in fp16.
 TEST(Transports, NarrowTypesAreRoundedOnce) {
   on_all_transports([](const Rank& on) {
-    if (on.kind == Kind::planning) return;  // whose ranks all have the same term
+    if (on.kind == Kind::planning) return;  // all its ranks have the same term
     for (const auto& [dtype, large] : {std::pair(at::kBFloat16, 256), std::pair(at::kHalf, 2048)}) {
       const at::Tensor tensor = at::full({3}, on.rank == 0 ? large : 1, dtype);
       const at::Tensor input = tensor.repeat({on.size}), output = at::empty({3}, dtype);
@@ -242,7 +242,7 @@ TEST(Transports, BroadcastAListOfTensorsFromEveryRank) {
   });
 }
 
-/// Of the rows that `from` sends to `to`.
+/// The rows that `from` sends to `to`.
 at::Tensor rows_between(int64_t from, int64_t to, int64_t rows, at::ScalarType dtype) {
   return (term(from, rows * 3) + to).view({rows, 3}).to(dtype);
 }
@@ -268,7 +268,7 @@ TEST(Transports, AllToAllOfEvenUnevenAndNoRows) {
     uint64_t identity = 1;
     for (const at::ScalarType dtype : kMoved) {
       expect_all_to_all(on, dtype, identity++, [](int64_t, int64_t) { return 4; });
-      if (on.kind == Kind::planning) continue;  // which answers uneven rows with zeros
+      if (on.kind == Kind::planning) continue;  // it returns zeros for uneven rows
       expect_all_to_all(on, dtype, identity++,
                         [](int64_t from, int64_t to) { return (from + 2 * to) % 5; });
       expect_all_to_all(on, dtype, identity++, [](int64_t from, int64_t) { return from * 3; });
@@ -302,7 +302,7 @@ TEST(Transports, MessagesKeepTheirOrder) {
   });
 }
 
-// The host's messages of different calls do not meet, see desync_test.cpp.
+// The host's messages of different calls never match each other; see desync_test.cpp.
 TEST(Transports, PlainGlooTellsWhereRanksMakeDifferentCalls) {
   on_all_transports([](const Rank& on) {
     if (on.kind != Kind::gloo) return;
@@ -315,7 +315,7 @@ TEST(Transports, PlainGlooTellsWhereRanksMakeDifferentCalls) {
   });
 }
 
-/// A call in which a rank meets nobody.
+/// A call that no other rank joins.
 struct LoneCall {
   std::string name;
   std::function<Work(const ProcessGroup&)> start;

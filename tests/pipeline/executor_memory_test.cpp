@@ -14,11 +14,11 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kRows = 4096, kColumns = 8;
-constexpr int64_t kActivation = kRows * kColumns * 8;  // bytes of what stages pass on
+constexpr int64_t kActivation = kRows * kColumns * 8;  // bytes that stages pass on
 
-/// Peak of each rank over a run, in activations. A stage is x -> tanh(tanh(x)), which keeps for
-/// backward the results of its two operations (the second one is also its output): 2 activations a
-/// micro-batch between forward and backward. The last stage sums up instead of passing on.
+/// Peak of each rank over a run, in activations. A stage is x -> tanh(tanh(x)). It keeps the
+/// results of its two operations for backward (the second one is also its output): 2 activations
+/// per micro-batch between forward and backward. The last stage returns a sum instead.
 std::vector<double> peaks(const ScheduleOptions& options) {
   std::vector<double> result(static_cast<size_t>(options.pipeline));
   testing::RankThreadOptions threads;
@@ -44,10 +44,10 @@ std::vector<double> peaks(const ScheduleOptions& options) {
   return result;
 }
 
-// Rank r of P has min(P - r, M) micro-batches in flight, 2 activations each. Beside them there are
-// at most: two inputs that wait and two gradients that wait, one that is being used, an output and
-// a gradient that are being sent and the two results of an operation. Ranks that other programs
-// hold up have seldom held one or two more, so the least of three runs counts.
+// Rank r of P has min(P - r, M) micro-batches in flight, with 2 activations each. In addition it
+// holds at most two waiting inputs and two waiting gradients, one that is in use, an output and a
+// gradient that are being sent, and the two results of an operation. Ranks that other programs
+// delay rarely hold one or two more, so the least of three runs counts.
 TEST(PipelineMemory, OfOneFOneBIsBoundedByTheStagesNotTheMicroBatches) {
   constexpr int64_t kPipeline = 4;
   constexpr double kWorking = 9;

@@ -1,4 +1,4 @@
-// What stages may do wrong, and what a run leaves behind.
+// Mistakes of stages, and the state that a run leaves behind.
 
 #include <gtest/gtest.h>
 

@@ -183,7 +183,7 @@ struct Counters {
   int live = 0, peak = 0;
 };
 
-/// In the graph of one micro-batch as long as that graph lives.
+/// Lives in the graph of one micro-batch, as long as that graph.
 struct Token : torch::CustomClassHolder {
   explicit Token(Counters* owner) : counters(owner) {
     counters->peak = std::max(counters->peak, ++counters->live);
@@ -192,7 +192,7 @@ struct Token : torch::CustomClassHolder {
   Counters* counters;
 };
 
-/// input * weight, with a note of the live graphs and outputs.
+/// input * weight, counting the live graphs and outputs.
 struct Counted : torch::autograd::Function<Counted> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const at::Tensor& weight, int64_t counters) {
@@ -267,7 +267,7 @@ TEST(PipelineExecutorTest, AnOutputThatWasSentIsFreed) {
           if (state.rank() == 0)
             return Counted::apply(toy_values(m, {2, kWidth}), weight,
                                   reinterpret_cast<int64_t>(&counters));  // NOLINT
-          if (m + 1 == kMicrobatches)  // all have come, none has gone backward
+          if (m + 1 == kMicrobatches)  // all have arrived, no backward has run
             for (int i = 0; i < 1000 && live_outputs > 0; ++i)
               std::this_thread::sleep_for(std::chrono::milliseconds(5));
           EXPECT_TRUE(m + 1 < kMicrobatches || live_outputs == 0);

@@ -9,7 +9,7 @@
 #include "lockstep/pipeline/executor.h"
 #include "lockstep/tests/support/rank_threads.h"
 
-// What the executor notes of a run, and that transfers take place beside tasks.
+// The executor's record of a run, and transfers that overlap tasks.
 
 namespace lockstep {
 namespace {
@@ -18,7 +18,7 @@ using Kind = TraceEvent::Kind;
 
 constexpr int64_t kNumel = 1 << 22;
 
-/// A run over two ranks, whose forwards and backwards take 20 ms, with activations of 16 MiB.
+/// A run over two ranks. Forwards and backwards take 20 ms, activations have 16 MiB.
 std::shared_ptr<PipelineTrace> traced_run(const ScheduleOptions& options) {
   const auto trace = std::make_shared<PipelineTrace>();
   testing::RankThreadOptions threads;

@@ -1,5 +1,5 @@
-// Which hosts wait for each other where the first message of a direction holds them up. That no
-// schedule does once its pairs are connected is looked at in schedule_property_test.cpp.
+// Hosts that wait for each other when the first message of a direction blocks them.
+// schedule_property_test.cpp checks that no schedule does so once its pairs are connected.
 
 #include "lockstep/pipeline/first_messages.h"
 

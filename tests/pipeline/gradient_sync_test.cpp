@@ -17,12 +17,12 @@ using testing::ToyOracle;
 
 constexpr int64_t kDataParallel = 2;
 
-/// "B1.0": the backward of micro-batch 1 through chunk 0 begins; "sync 0": buckets of chunk 0 are
-/// given to the reduction; "end" of the schedule.
+/// "B1.0": the backward of micro-batch 1 through chunk 0 begins; "sync 0": the reduction of buckets
+/// of chunk 0 starts; "end" of the schedule.
 using Events = std::vector<std::string>;
 
-/// Runs the schedule once with each chunk in a wrapper of its own and returns what the first
-/// data-parallel rank of each stage did.
+/// Runs the schedule once, with each chunk in a wrapper of its own. Returns the events of the first
+/// data-parallel rank of each stage.
 std::vector<Events> events_of_stages(const ScheduleOptions& options) {
   const int64_t stages = options.pipeline, chunks = options.virtual_pipeline;
   std::vector<Events> events(static_cast<size_t>(stages * kDataParallel));
@@ -81,7 +81,7 @@ std::vector<Events> events_of_stages(const ScheduleOptions& options) {
   return firsts;
 }
 
-/// What a schedule that calls no_sync() would have done to the same effect.
+/// The calls of a schedule that uses no_sync() to the same effect.
 Events as_no_sync(const Events& events) {
   Events words = {"enter no_sync"};
   for (size_t i = 0; i + 1 < events.size(); ++i) {

@@ -109,7 +109,7 @@ TEST(PipelineGolden, Splits) {
                            .num_layers_in_last_pipeline_stage = optional_size(json["last"]),
                            .account_for_embedding_in_pipeline_split = json["embedding"],
                            .account_for_loss_in_pipeline_split = json["loss"]};
-    // Megatron Core lets pass some splits that lose layers.
+    // Megatron Core accepts some splits that lose layers.
     if (json["stages"].is_null() || layers_of(json["stages"]) != split.num_layers) {
       EXPECT_THROW(split_layers(split), ConfigError) << json;
       ++refused;

@@ -1,4 +1,4 @@
-// Schedules and orders of transfers that are wrong must be refused by name.
+// Wrong schedules and wrong orders of transfers must be refused by name.
 
 #include "lockstep/pipeline/schedule_check.h"
 
@@ -79,7 +79,7 @@ TEST(ScheduleCheck, DependenciesThatAreNeverMet) {
                       "rank 0"));
 }
 
-/// Every task between its receive and its send, and nothing else considered.
+/// Each task directly between its receive and its send, with no further ordering.
 StepLists naive_steps(const PipelineSchedule& schedule) {
   StepLists steps(schedule.ranks.size());
   for (size_t r = 0; r < steps.size(); ++r)
@@ -95,8 +95,8 @@ StepLists naive_steps(const PipelineSchedule& schedule) {
   return steps;
 }
 
-/// Runs `steps` as an executor would: each receive starts once and before its place, transfers with
-/// one rank start in the order of the list, at most two inputs of a kind wait for their tasks.
+/// Runs `steps` as an executor would: each receive starts once, no later than at its place;
+/// transfers with one rank start in list order; at most two inputs of a kind wait for their tasks.
 void expect_early_receives(const std::vector<PipelineStep>& steps) {
   const auto starts = early_receives(steps);
   ASSERT_EQ(starts.size(), steps.size());

@@ -1,5 +1,5 @@
-// Schedules for up to 16 ranks, 4 chunks and 64 micro-batches: all that are not interleaved, and of
-// the interleaved ones all small and some large ones.
+// Schedules for up to 16 ranks, 4 chunks and 64 micro-batches: all that are not interleaved, and
+// all small and some large interleaved ones.
 
 #include <gtest/gtest.h>
 
@@ -15,8 +15,8 @@ namespace {
 
 constexpr int64_t kRanks = 16, kMicrobatches = 64;
 
-/// Calls `check` with every legal number of micro-batches for `ranks` x `chunks`, and every legal
-/// group size.
+/// Calls `check` with every legal number of micro-batches and every legal group size for `ranks` x
+/// `chunks`.
 template <class Check>
 void for_each_shape(int64_t ranks, int64_t chunks, Check check) {
   for (int64_t m = chunks > 1 ? ranks : 1; m <= kMicrobatches; ++m)
@@ -34,7 +34,7 @@ std::string name(const ScheduleOptions& o) {
          std::to_string(o.group_size());
 }
 
-/// Whether each rank runs each task once; counted here anew.
+/// Whether each rank runs each task once, counted independently.
 bool every_task_once(const ScheduleOptions& options, const PipelineSchedule& schedule) {
   const int64_t kinds = schedule.split_backward ? 3 : 2;
   const auto tasks = static_cast<size_t>(kinds * options.virtual_pipeline * options.microbatches);
@@ -51,7 +51,7 @@ bool every_task_once(const ScheduleOptions& options, const PipelineSchedule& sch
   return true;
 }
 
-/// Whether each task starts after what it reads was made, on its own rank and on others.
+/// Whether each task starts after its inputs were made, on its own rank and on others.
 bool dependencies_hold(const PipelineSchedule& schedule, const Timeline& timeline) {
   const int64_t stages = schedule.pipeline() * schedule.chunks;
   const auto at = [&](int64_t kind, int64_t stage, int64_t m) {
@@ -77,7 +77,7 @@ bool dependencies_hold(const PipelineSchedule& schedule, const Timeline& timelin
   return true;
 }
 
-/// Forwards before the first backward of `rank`, less the one that is paired with it.
+/// Forwards before the first backward of `rank`, minus the one that is paired with it.
 int64_t forwards_ahead(const PipelineSchedule& schedule, size_t rank) {
   const auto& tasks = schedule.ranks[rank];
   const auto first = std::find_if(tasks.begin(), tasks.end(), [](const PipelineTask& task) {
@@ -100,8 +100,8 @@ bool hosts_meet(const StepLists& steps, const RankPairs& connected) {
   }
 }
 
-/// What must hold for every schedule; with transfers that block nobody, with ones that block, and
-/// with ones of which the first of a direction blocks.
+/// Checks what holds for every schedule: with transfers that never block, with blocking ones, and
+/// with ones of which only the first in a direction blocks.
 Checked check(const ScheduleOptions& options) {
   const PipelineSchedule schedule = make_schedule(options);
   EXPECT_TRUE(every_task_once(options, schedule)) << name(options);
@@ -155,7 +155,8 @@ TEST(ScheduleProperty, ZeroBubble) {
     });
 }
 
-/// All small shapes; of the large ones those of default group size and one in kSample.
+/// All small shapes; of the large ones, one in kSample and, with the default group size, those with
+/// a multiple of 8 micro-batches.
 constexpr int64_t kSmall = 128, kSample = 61;
 
 void check_interleaved(int64_t chunks) {

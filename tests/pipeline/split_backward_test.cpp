@@ -46,7 +46,7 @@ class SplitBackwardTest : public ::testing::Test {
     input_products = weight_products = 0;
   }
 
-  /// Two residual layers with a norm, and a product that no parameter enters alone.
+  /// Two residual layers: one with a norm, one whose weight is a product of two parameters.
   at::Tensor model(const at::Tensor& input) const {
     const at::Tensor normed = at::layer_norm(input, {4}, weights_[3], weights_[4]);
     const at::Tensor hidden = input + Product::apply(normed, weights_[0]).tanh();

@@ -20,7 +20,7 @@ TEST(StageLayout, G89LayersOfRanksAndChunks) {
   const StageLayout layout({{embedding}, {t}, {t, t}, {t}, {}, {t}, {t}, {t, t, loss}}, 4);
   layout.validate(8);
   EXPECT_EQ(layout.chunks(), 2);
-  std::vector<std::vector<std::vector<int64_t>>> numbers(4);  // from 1, as Megatron Core's
+  std::vector<std::vector<std::vector<int64_t>>> numbers(4);  // from 1, as in Megatron Core
   for (int64_t rank = 0; rank < 4; ++rank)
     for (int64_t chunk = 0; chunk < 2; ++chunk) {
       auto& ours = numbers[static_cast<size_t>(rank)].emplace_back();

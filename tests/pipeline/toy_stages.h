@@ -30,7 +30,7 @@ struct ToyLayer {
   }
 };
 
-/// Rows of micro-batch `m`: all alike, or of any length.
+/// Micro-batches, either all with 3 rows or with different numbers of rows.
 struct ToyBatch {
   bool vary = false;
   int64_t rows(int64_t m) const { return vary ? 1 + (m * 5) % 4 : 3; }
@@ -40,7 +40,7 @@ struct ToyBatch {
   }
 };
 
-/// Gradients of all virtual stages and the losses, from one process with plain autograd.
+/// Gradients of all virtual stages and the losses, computed in one process with plain autograd.
 struct ToyOracle {
   std::vector<ToyLayer> layers;
   std::vector<double> losses;

@@ -1,5 +1,5 @@
 // Layouts against all combinations of sizes, tried one by one through the text of a configuration,
-// and estimates against sums by hand.
+// and estimates against sums worked out by hand.
 
 #include "lockstep/planner/layout_space.h"
 
@@ -44,7 +44,7 @@ std::set<std::string> visited(const Config& config, const LayoutSpace& space) {
   return all;
 }
 
-/// Whether the program takes the configuration on `world` ranks.
+/// Whether the program accepts the configuration on `world` ranks.
 bool is_legal(const char* text, const Strings& overrides, int64_t world) {
   try {
     const Config config = parse_config(text, "text", overrides);
@@ -58,7 +58,7 @@ bool is_legal(const char* text, const Strings& overrides, int64_t world) {
   }
 }
 
-/// Sizes of groups, chunks and micro-batches of all that is legal, tried one by one.
+/// Sizes of groups, chunks and micro-batches of all legal layouts, tried one by one.
 std::set<std::string> legal_sizes(const char* text, int64_t world) {
   const bool experts = config_of(text).model.num_experts.has_value();
   std::set<std::string> all;
@@ -99,7 +99,7 @@ std::set<std::string> visited_sizes(const char* text, int64_t world) {
 TEST(LayoutSpace, HasTheSizesThatTheProgramTakes) {
   for (const char* text : {kModel, kExperts})
     for (const int64_t world : {1, 2, 3, 4, 8}) {
-      if (text == kExperts && world == 8) continue;  // takes long
+      if (text == kExperts && world == 8) continue;  // takes too long
       const std::set<std::string> legal = legal_sizes(text, world);
       EXPECT_EQ(visited_sizes(text, world), legal) << world;
       EXPECT_EQ(legal.empty(), world == 3);
@@ -172,14 +172,14 @@ TEST(LayoutSpace, ShardsWhereThereAreReplicas) {
     }
     EXPECT_LE(one.instances, std::max<int64_t>(1, replicas / 2));
   });
-  std::set<int64_t> expert;  // sizes beside which parameters are shared out
+  std::set<int64_t> expert;  // sizes with which parameters are sharded
   visit_layouts(config_of(kExperts), {.world_size = 4}, [&](const JobLayout& one) {
     if (one.sharding == ShardingStrategy::optim_grads_params) expert.insert(one.expert);
   });
   EXPECT_EQ(expert, (std::set<int64_t>{1, 2, 4}));
 }
 
-/// A machine whose products have a rate and whose other work takes no time.
+/// A machine that has a rate for matrix products and does all other work in no time.
 Machine products_alone(double flops_per_s) {
   Machine machine;
   machine.name = "products";
@@ -231,7 +231,7 @@ TEST(LayoutEstimator, CountsTheBubble) {
 TEST(LayoutEstimator, GathersExpertsFromTheRanksThatHoldTheSame) {
   Machine machine = products_alone(1e30);
   machine.inside_host = {.bytes_per_s = 1e9, .latency_s = 0};
-  // Of few tokens, whose way to the experts covers little.
+  // Few tokens, so that their exchange with the experts covers little.
   const Config config =
       config_of(kExperts, {"train.precision=fp32", "model.seq_length=2", "model.moe_router_topk=1",
                            "model.moe_router_pre_softmax=true"});
@@ -245,7 +245,7 @@ TEST(LayoutEstimator, GathersExpertsFromTheRanksThatHoldTheSame) {
     };
     const double replicas = 4 / expert;
     const double received = others * 3 / 4 + experts / expert * (replicas - 1) / replicas;
-    // For backward once more.
+    // Gathered once more for backward.
     EXPECT_NEAR(1e9 * (seconds(ShardingStrategy::optim_grads_params) -
                        seconds(ShardingStrategy::optim_grads)),
                 4 * received, 8e3)

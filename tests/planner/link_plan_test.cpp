@@ -12,7 +12,7 @@ namespace {
 
 using Kind = CollectiveOperation::Kind;
 
-/// A step of one rank, by hand.
+/// A hand-written step of one rank.
 class Step {
  public:
   explicit Step(int64_t rank) { program_.rank = rank; }
@@ -46,7 +46,7 @@ JobProgram job_of(int64_t world, const std::function<void(int64_t rank, Step& st
   return job;
 }
 
-/// Each of four ranks starts `operation` with `bytes` in one group of all.
+/// Links used when each of four ranks starts `operation` with `bytes` in one group of all.
 LinkUse use_of(const CollectiveOperation& operation, int64_t bytes, int64_t ranks_per_host) {
   const LinkPlan plan =
       plan_links(job_of(4,

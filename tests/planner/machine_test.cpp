@@ -1,4 +1,4 @@
-// Machine files: what they say, what is refused, and that what is written can be read.
+// Machine files: their meaning, refusals, and reading back what was written.
 
 #include "lockstep/planner/machine.h"
 
@@ -88,7 +88,7 @@ TEST(MachineFile, MeasuredOperatorsTakeWhatWasMeasured) {
     return machine.seconds({.name = "aten::mm", .dtype = dtype, .flops = flops, .bytes = 400});
   };
   EXPECT_DOUBLE_EQ(product(1e6), 10e-6);
-  EXPECT_NEAR(product(2e6), 30e-6, 1e-18);  // sqrt(10 * 90): half the way of the logarithms
+  EXPECT_NEAR(product(2e6), 30e-6, 1e-18);  // sqrt(10 * 90): halfway between the logarithms
   EXPECT_DOUBLE_EQ(product(5e5), 5e-6);
   EXPECT_DOUBLE_EQ(product(8e6), 180e-6);
   EXPECT_DOUBLE_EQ(product(1e6, "Double"), 1e6 / (1e13 * 0.5) + 400 / (1e12 * 0.5));
@@ -111,16 +111,16 @@ TEST(MachineFile, MeasuredCollectivesTakeWhatWasMeasured) {
   EXPECT_DOUBLE_EQ(transfer(Kind::all_reduce, 800).seconds, 160e-6);
   EXPECT_DOUBLE_EQ(transfer(Kind::send, 2).seconds, 14e-6);
   EXPECT_DOUBLE_EQ(transfer(Kind::all_reduce, 10).occupancy, 0.5);
-  // The steps of more than two ranks are added; of 600 bytes each sends 800.
+  // The steps beyond those of two ranks are added. For 600 bytes each rank sends 800.
   EXPECT_DOUBLE_EQ(
       machine.transfer({.operation = {.kind = Kind::all_reduce}, .bytes = 600}, {0, 1, 2}, 0)
           .seconds,
       160e-6 + (4 - 2) * 2e-6);
-  // An all-gather was not measured: of 300 bytes the rank sends 300.
+  // All-gather was not measured: for 300 bytes the rank sends 300.
   EXPECT_DOUBLE_EQ(transfer(Kind::all_gather, 300).seconds, 2e-6 + 300 / 1.5e11);
 }
 
-/// 2 us inside a host of 4 ranks, 5 us between hosts; 0 bytes take the steps alone.
+/// 2 us inside a host of 4 ranks, 5 us between hosts; 0 bytes take only the steps.
 TEST(MachineFile, LatencyGrowsWithTheSteps) {
   const Machine machine = parse_machine(kMachine, "m");
   const auto us = [&](Kind kind, const RankList& ranks) {

@@ -22,7 +22,7 @@ using testing::small;
 using testing::text_of;
 using testing::with;
 
-/// Buffers of gradients as a wrapper has them, to which linear layers add.
+/// Allocates gradient buffers like a wrapper's, to which linear layers add.
 void await_gradients(const GPTModel& model) {
   static int calls = 0;
   for (const NamedParameter& param : collect_parameters(model)) {
@@ -39,7 +39,7 @@ TEST(MemoryPlan, ActiveParametersLeaveOutTheExpertsThatATokenDoesNotGoTo) {
   const int64_t expert = 3 * 48 * 40, layers = 3;
   EXPECT_EQ(num_active_parameters(dense), num_parameters(dense));
   EXPECT_EQ(num_active_parameters(experts), num_parameters(experts) - layers * 4 * expert);
-  // A router has as many parameters as 6 / 3 more of width.
+  // A router has as many parameters as 6 / 3 additional FFN channels.
   EXPECT_EQ(num_active_parameters(experts), num_parameters(dense));
 }
 
@@ -107,7 +107,7 @@ TEST(MemoryPlan, ActivationsAreWhatAutogradKeeps) {
     const bool recomputed = config.model.recompute_granularity != RecomputeGranularity::none;
     const double most = recomputed ? 1.05 : drops ? 1.03 : 1.01;
     EXPECT_LT(static_cast<double>(counter.peak()), most * planned);
-    // Where a large part of a layer is computed anew, those behind it are free already.
+    // Where a large part of a layer is recomputed, the layers after it are free already.
     const bool large = config.model.num_experts || config.model.attention_dropout > 0;
     const double least = recomputed && large ? 0.65 : drops ? 0.85 : 0.9;
     EXPECT_GT(static_cast<double>(counter.peak()), least * planned);
@@ -209,7 +209,7 @@ TEST(MemoryPlan, StagesAndRanksOfTensorParallelismAddUp) {
   const int64_t layer = (all - table - 48) / 3;
   EXPECT_EQ(parameters({three}, 0), table + layer);
   EXPECT_EQ(parameters({three}, 1), layer);
-  EXPECT_EQ(parameters({three}, 2), layer + 48 + table);  // the tied table is there twice
+  EXPECT_EQ(parameters({three}, 2), layer + 48 + table);  // the tied table exists twice
   const int64_t norms = 7 * 48;
   const std::string two = "parallel.tensor_model_parallel_size=2";
   EXPECT_EQ(parameters({two}, 0), (all - norms) / 2 + norms);
@@ -239,7 +239,7 @@ TEST(MemoryPlan, ARuleOfOnesOwnTakesThePlaceOfTheConfigurations) {
   const std::vector<std::string> muon = {"train.precision=bf16", "optimizer.optimizer=muon"};
   EXPECT_EQ(bytes(adam, &one) * 12, bytes(adam, nullptr) * 8);
   EXPECT_EQ(bytes(muon, &one), bytes(adam, &one));
-  // Muon keeps 8 bytes of a matrix' element, the rule 4, and adam 12 of all others.
+  // Muon keeps 8 bytes per element of a matrix, the rule 4, and adam 12 for all others.
   const int64_t muon_bytes = bytes(muon, nullptr), rule_bytes = bytes(muon, &matrices);
   EXPECT_EQ((bytes(adam, nullptr) - rule_bytes) * 4, (bytes(adam, nullptr) - muon_bytes) * 8);
   EXPECT_LT(rule_bytes, muon_bytes);
@@ -285,7 +285,7 @@ TEST(MemoryPlan, WhatIsOffloadedFromADeviceIsTheHosts) {
   const std::vector<std::string> cuda = with(base, {"train.device=cuda"});
   const std::string state = "optimizer.offload=true", inputs = "model.offload_activations=true";
   EXPECT_EQ(stages(with(base, {state, inputs})).at(0).total_bytes(),
-            stages(base).at(0).total_bytes());  // on the CPU there is one memory
+            stages(base).at(0).total_bytes());  // the CPU has only one memory
   for (const size_t stage : {0, 1}) {
     const StageMemory all = stages(cuda).at(stage),
                       with_state = stages(with(cuda, {state})).at(stage),
@@ -300,7 +300,7 @@ TEST(MemoryPlan, WhatIsOffloadedFromADeviceIsTheHosts) {
         config.model.seq_length * config.train.micro_batch_size * config.model.hidden_size * 2;
     const int64_t in_flight = stage == 0 ? 2 : 1, layers = 2;
     EXPECT_EQ(with_inputs.host_bytes, in_flight * layers * input);
-    // Two are there again in backward, and the pipeline has the input of a later stage.
+    // In backward two inputs are back, and the pipeline keeps the input of a later stage.
     const int64_t kept = stage == 0 ? 0 : 1;
     EXPECT_EQ(all.activation_bytes - with_inputs.activation_bytes,
               (in_flight * (layers - kept) - 2) * input);
@@ -322,7 +322,7 @@ TEST(MemoryPlan, LayersThatAreNotRecomputedWaitOnTheHostWhole) {
   const int64_t layer = offloaded.host_bytes / 6;
   EXPECT_GT(layer, 10 * input);
   EXPECT_EQ(offloaded.host_bytes, 6 * layer);
-  // Two are there, and the first one's input.
+  // Two layers are on the device, and the input of the first one.
   EXPECT_EQ(kept.activation_bytes - offloaded.activation_bytes, (6 - 2) * layer - input);
   const StageMemory partly =
       stage({offload, "model.recompute_granularity=full", "model.recompute_num_layers=4"});

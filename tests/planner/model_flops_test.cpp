@@ -23,8 +23,8 @@ Config flops_model(const std::vector<std::string>& overrides) {
 
 constexpr double kTokens = 4 * 128;  // of a batch of 4
 
-/// What attention multiplies for a token that sees 128 / 2 others: scores and values, both 64 wide,
-/// in 2 layers.
+/// Multiplications of attention for a token that sees 128 / 2 others: scores and values, both 64
+/// wide, in 2 layers.
 constexpr double kAttention = 2 * (2 * 64) * 64;
 
 TEST(ModelFlops, G121ADenseModel) {

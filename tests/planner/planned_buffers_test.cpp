@@ -22,7 +22,7 @@ using testing::small;
 using testing::text_of;
 using testing::with;
 
-/// Compares what decides in which buffer a parameter lies, and how.
+/// Compares the properties that decide in which buffer a parameter lies, and how.
 void expect_same_treatment(const ShapedParameter& planned, const NamedParameter& found) {
   const RankGrids grids({.world_size = 4, .pipeline = 2, .expert = 2});
   const auto shape = found.tensor.sizes().vec();

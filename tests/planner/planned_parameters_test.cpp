@@ -1,5 +1,5 @@
-// The planner's list of parameters is what the model of every rank registers: names in order,
-// shapes, descriptions.
+// The planner's list of parameters equals the one that the model of every rank registers: names in
+// order, shapes, descriptions.
 
 #include <gtest/gtest.h>
 
@@ -89,7 +89,7 @@ std::vector<std::string> registered_lines(const Config& config, const ModelChunk
   return lines;
 }
 
-/// Every rank of the smallest world. Returns how many parameters were compared.
+/// Compares every rank of the smallest world. Returns how many parameters were compared.
 int64_t expect_planned(const Config& config) {
   ParallelSizes sizes = parallel_options(config, c10::kCPU).sizes;
   sizes.world_size = plan_memory(config).world_size;

@@ -1,4 +1,4 @@
-// Programs written by hand, on machines of round numbers.
+// Programs written by hand, on machines with round numbers.
 
 #include "lockstep/planner/time_simulation.h"
 
@@ -18,7 +18,7 @@ namespace {
 using EventKind = ProgramEvent::Kind;
 using Kind = CollectiveOperation::Kind;
 
-/// A byte of memory takes a second, a byte to another rank two on a host and three between hosts.
+/// A byte of memory takes 1 s, a byte to another rank 2 s within a host and 3 s between hosts.
 Machine machine_of(int64_t ranks_per_host, double latency = 0) {
   Machine machine;
   machine.ranks_per_host = ranks_per_host;
@@ -151,8 +151,8 @@ TEST(TimeSimulation, ASlowRankIsABubbleOfTheOthers) {
 TEST(TimeSimulation, ADeviceWaitsForItsHost) {
   Machine machine = machine_of(2);
   machine.launch_s = 5;
-  // The host launches at 5, 10, 15 and 20 of each step. In the first one kernels run 5 to 15, to
-  // 16, to 17, and 20 to 21; in the second one 25 to 35, to 36, to 37, and 40 to 41.
+  // The host launches at 5, 10, 15 and 20 of each step. In the first step kernels run from 5 to 15,
+  // 16 and 17, and from 20 to 21; in the second one from 25 to 35, 36 and 37, and from 40 to 41.
   const StepTime late = time_of(machine, [](int64_t, Writer& writer) {
     for (const int64_t bytes : {10, 1, 1, 1}) writer.kernel(bytes);
   });
@@ -229,7 +229,7 @@ TEST(TimeSimulation, ARingBetweenHostsUsesTheAdaptersOfAHost) {
   const ProgramCall call{.operation = {.kind = Kind::all_reduce}, .numel = 8, .bytes = 8};
   EXPECT_DOUBLE_EQ(machine_of(4).transfer(call, ranks, 0).seconds, 12 * 2.0);
   EXPECT_DOUBLE_EQ(machine_of(1).transfer(call, ranks, 0).seconds, 12 * 3.0);
-  // Two adapters are faster than the links of the host: these count.
+  // Two adapters are faster than the links inside the host, so these links count.
   EXPECT_DOUBLE_EQ(machine_of(2).transfer(call, ranks, 0).seconds, 12 * 2.0);
   const ProgramCall message{
       .operation = {.kind = Kind::send, .position = 1}, .numel = 8, .bytes = 8};
@@ -237,7 +237,7 @@ TEST(TimeSimulation, ARingBetweenHostsUsesTheAdaptersOfAHost) {
   EXPECT_DOUBLE_EQ(machine_of(1).transfer(message, ranks, 0).seconds, 24);
 }
 
-/// The pipeline's own simulation, where messages take `transfer`, is the oracle.
+/// The pipeline's own simulation, in which messages take `transfer`, is the oracle.
 void expect_as_simulated(const ScheduleOptions& options, int64_t transfer) {
   const PipelineSchedule schedule = make_schedule(options);
   const TaskCost cost = reference_cost(schedule);
@@ -266,7 +266,7 @@ void expect_as_simulated(const ScheduleOptions& options, int64_t transfer) {
           else
             writer.wait(started.at(i));
         }
-        writer.wait(writer.start(1, {.kind = Kind::all_reduce}, 0));  // ends the step of all
+        writer.wait(writer.start(1, {.kind = Kind::all_reduce}, 0));  // ends the step of all ranks
       });
   Machine machine = machine_of(options.pipeline);
   machine.inside_host.bytes_per_s = 1;

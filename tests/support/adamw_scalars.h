@@ -6,7 +6,7 @@
 
 namespace lockstep::testing {
 
-/// The numbers of step `step` (from 1) that the tests of AdamW use.
+/// The scalars of step `step` (counted from 1) in the AdamW tests.
 inline kernels::AdamWScalars scalars_of_step(int step) {
   return {.learning_rate = 0.01,
           .beta1 = 0.9,

@@ -5,16 +5,16 @@
 #include <cstdlib>
 #include <new>
 
-/// Counts what `new` allocates. It replaces `operator new`, so only one source of a program may
-/// include it. Memory of tensors does not come from there.
+/// Counts what `new` allocates. It replaces `operator new`, so only one source file of a program
+/// may include it. It does not count tensor memory, which does not come from `new`.
 namespace lockstep::testing {
 
-/// A text of so many characters, or of up to 64 more, is a long one.
+/// A text counts as long if it has this many to this many + 64 characters.
 inline constexpr size_t kLongText = 5000;
 
-/// Of this thread, since it set them to 0.
+/// Counts of this thread since it last set them to 0.
 struct Allocations {
-  int64_t long_texts = 0;  ///< what copies of long texts take
+  int64_t long_texts = 0;  ///< allocations of the size of a long text
 };
 inline thread_local Allocations allocations;
 

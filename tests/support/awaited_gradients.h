@@ -8,8 +8,8 @@
 
 namespace lockstep::testing {
 
-/// From now on somebody waits for the gradient of `parameter` in its .grad(), as
-/// DistributedDataParallel does. `calls` counts how often it is told of one.
+/// Adds a hook that waits for the gradient of `parameter` in its .grad(), as
+/// DistributedDataParallel does. `calls` counts how often the hook runs.
 inline void count_gradients(const at::Tensor& parameter, int& calls) {
   class Hook : public torch::autograd::PostAccumulateGradHook {
    public:

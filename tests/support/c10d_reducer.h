@@ -8,14 +8,15 @@
 
 namespace lockstep::testing {
 
-/// The switches of c10d::Reducer that the tests turn.
+/// The options of c10d::Reducer that the tests vary.
 struct C10dReducerOptions {
   bool find_unused_parameters = false;
   bool gradient_as_bucket_view = true;
 };
 
-/// PyTorch's own gradient reducer over `group`. `buckets` are indices into `params` in the order in
-/// which buckets are reduced. The oracle of our gradients and the peer of our benchmarks.
+/// PyTorch's own gradient reducer over `group`. `buckets` holds indices into `params`, in the order
+/// in which the buckets are reduced. It is the oracle for our gradients and the competitor in our
+/// benchmarks.
 inline c10d::Reducer make_c10d_reducer(std::vector<at::Tensor> params,
                                        std::vector<std::vector<size_t>> buckets,
                                        c10::intrusive_ptr<c10d::ProcessGroup> group,
@@ -31,7 +32,7 @@ inline c10d::Reducer make_c10d_reducer(std::vector<at::Tensor> params,
                        /*bucket_bytes_cap_list=*/{});
 }
 
-/// The same over a group of ours, which has more than one rank.
+/// The same over one of our groups, which must have more than one rank.
 inline c10d::Reducer make_c10d_reducer(std::vector<at::Tensor> params,
                                        std::vector<std::vector<size_t>> buckets,
                                        const ProcessGroup& group,

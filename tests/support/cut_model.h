@@ -13,10 +13,10 @@
 #include "lockstep/core/parameters.h"
 #include "lockstep/parallel_state/parallel_state.h"
 
-/// Models whose ranks hold pieces of different sizes, and the same model as one process has it.
+/// Models whose ranks hold shards of different sizes, and the same models in one process.
 namespace lockstep::testing {
 
-/// Ranks, and how they are laid out; sizes.world_size is filled in.
+/// The number of ranks and their layout; grids() fills in sizes.world_size.
 struct WorldLayout {
   int64_t world;
   ParallelSizes sizes = {};
@@ -28,7 +28,7 @@ struct WorldLayout {
   }
 };
 
-/// One parameter, whole. `stage`: the pipeline stage that holds it; unset: all of them.
+/// One whole parameter. `stage`: the pipeline stage that holds it; unset: all of them.
 struct WholeParam {
   std::string name;
   std::vector<int64_t> shape;
@@ -37,7 +37,7 @@ struct WholeParam {
   bool trained = true;
 };
 
-/// Position of `rank` on an axis of the grid, and ranks along it.
+/// Position of a rank on an axis of the grid, and the number of ranks along it.
 struct AxisPlace {
   int64_t index = 0;
   int64_t count = 1;
@@ -53,7 +53,7 @@ inline AxisPlace place_on(const RankGrids& grids, MeshAxis axis, int64_t rank) {
   return {groups.position_of(rank).value(), groups.size()};
 }
 
-/// Those of the data-parallel ranks of a parameter.
+/// Position of `rank` among the data-parallel ranks of `param`, and their number.
 inline AxisPlace replica_of(const RankGrids& grids, const WholeParam& param, int64_t rank) {
   if (param.description.is_expert) return place_on(grids, MeshAxis::edp, rank);
   const RankGroups groups = grids.groups(GroupKind::dp_cp);
@@ -65,7 +65,7 @@ inline std::vector<MeshAxis> model_axes(const WholeParam& param) {
   return param.description.is_expert ? std::vector{etp, ep, pp} : std::vector{tp, pp};
 }
 
-/// What torch.chunk gives `rank` of `whole`.
+/// The chunk of `whole` that torch.chunk gives `rank`.
 inline at::Tensor piece_of(const at::Tensor& whole, const WholeParam& param, const RankGrids& grids,
                            int64_t rank) {
   at::Tensor piece = whole;
@@ -88,7 +88,7 @@ inline at::Tensor wave(const WholeParam& param, double phase) {
   return at::sin(at::arange(numel, at::kDouble) * 0.37 + phase).view(param.shape);
 }
 
-/// A factor of each element of the term that one rank adds to the loss. Every seventh is zero.
+/// One factor for each element of the term that a rank adds to the loss. Every seventh is zero.
 inline at::Tensor term_factors(const WholeParam& param, const RankGrids& grids, int64_t rank,
                                int step) {
   double phase = step + 1.7 * static_cast<double>(replica_of(grids, param, rank).index);
@@ -123,7 +123,7 @@ inline std::vector<NamedParameter> pieces_of_rank(const std::vector<WholeParam>&
   return pieces;
 }
 
-/// The backward of one rank.
+/// Runs the backward of one rank.
 inline void backward_of_rank(const std::vector<WholeParam>& model,
                              const std::vector<NamedParameter>& pieces, const ParallelState& state,
                              int step) {
@@ -138,14 +138,14 @@ inline void backward_of_rank(const std::vector<WholeParam>& model,
   loss.backward();
 }
 
-/// What a model becomes in one process of plain libtorch.
+/// The result of training a model in one process with plain libtorch.
 struct WholeTraining {
   std::map<std::string, at::Tensor> params;
-  std::vector<double> norms;   ///< before clipping, of each step
-  std::vector<int64_t> zeros;  ///< elements of the gradients, of each step
+  std::vector<double> norms;   ///< of each step, before clipping
+  std::vector<int64_t> zeros;  ///< zero elements of the gradients in each step
 };
 
-/// The loss of all ranks, on whole parameters: every term that the descriptions declare once.
+/// The loss of all ranks, on whole parameters. Each term that the descriptions declare counts once.
 inline at::Tensor whole_loss(const std::vector<WholeParam>& model,
                              const std::map<std::string, at::Tensor>& params,
                              const RankGrids& grids, int step) {
@@ -180,7 +180,7 @@ inline OptimizerConfig cut_model_optimizer() {
   return config;
 }
 
-/// As many steps as `grids` has elements: each with the terms of those ranks.
+/// Trains for grids.size() steps. Step i uses the terms of the ranks of grids[i].
 inline WholeTraining train_whole(const std::vector<WholeParam>& model,
                                  const std::vector<RankGrids>& grids) {
   const OptimizerConfig config = cut_model_optimizer();

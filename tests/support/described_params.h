@@ -10,10 +10,10 @@
 
 namespace lockstep::testing {
 
-/// For finalize_model_grads: no token at all, which divides by 1.
+/// A token count of zero for finalize_model_grads, which then divides by 1.
 inline at::Tensor no_tokens() { return at::zeros({}, at::kLong); }
 
-/// A module of parameters with descriptions, whose gradients a test chooses.
+/// A module of described parameters whose gradients the test chooses.
 class DescribedParams : public DescribedModule {
  public:
   DescribedParams& add(const std::string& name, std::vector<int64_t> shape,
@@ -23,8 +23,8 @@ class DescribedParams : public DescribedModule {
     return *this;
   }
 
-  /// A backward that leaves `gradient_of(name, parameter)` in each parameter: a tensor of its shape
-  /// or a number for all elements.
+  /// Runs a backward that leaves `gradient_of(name, parameter)` in each parameter: a tensor of the
+  /// parameter's shape, or a number for all elements.
   template <class GradientOf>
   void backward(GradientOf gradient_of) {
     at::Tensor loss = at::zeros({}, at::kDouble);

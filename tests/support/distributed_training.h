@@ -17,14 +17,14 @@
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/small_net.h"
 
-/// Training a SmallNet on several ranks, in any setting of the wrapper.
+/// Trains a SmallNet on several ranks, with any settings of the wrapper.
 namespace lockstep::testing {
 
 inline constexpr int kLayers = 5, kSteps = 20;
-inline constexpr int64_t kSamples = 120;  // of a step: divisible by the number of ranks
+inline constexpr int64_t kSamples = 120;  // per step: divisible by the number of ranks
 inline constexpr double kClip = 0.3, kDecay = 0.1, kRate = 0.01;
 
-/// Everything that must not change what is learnt.
+/// Settings that must not change what is learnt.
 struct Setting {
   int64_t ranks = 1;
   int64_t instances = 1;
@@ -64,7 +64,7 @@ inline OptimizerConfig adamw_config(double clip = kClip) {
   return config;
 }
 
-/// All micro-batches of step `step` of this rank; the last one may be larger.
+/// Runs the backwards of this rank's micro-batches in step `step`; the last one may be larger.
 inline void run_backwards(const SmallNet& net, DistributedDataParallel& ddp, int step,
                           int64_t microbatches, at::ScalarType dtype) {
   const ParallelState& state = ddp.parallel_state();
@@ -94,7 +94,7 @@ inline Weights weights_of(const SmallNet& net) {
   return result;
 }
 
-/// What kSteps steps of a SmallNet make of its weights, by `rule` unless it is null.
+/// Trains a SmallNet for kSteps steps and returns its weights. Uses `rule` unless it is null.
 inline Weights train(const ParallelState& state, const Setting& setting,
                      const OptimizerConfig& config, at::ScalarType dtype,
                      const std::function<bool(const NamedParameter&)>& is_matrix = {},
@@ -116,7 +116,8 @@ inline Weights train(const ParallelState& state, const Setting& setting,
   return weights_of(net);
 }
 
-/// The same in one process of plain libtorch and in double: its clipping, then `update`.
+/// The same in one process, with plain libtorch and in double: clips with libtorch, then calls
+/// `update`.
 inline Weights train_plainly(const SmallNet& net, const std::function<void()>& update) {
   for (int step = 0; step < kSteps; ++step) {
     for (const at::Tensor& param : net.parameters())
@@ -128,13 +129,12 @@ inline Weights train_plainly(const SmallNet& net, const std::function<void()>& u
   return weights_of(net);
 }
 
-/// Of one parameter.
+/// Rates of one parameter.
 struct Rates {
   double learning_rate, weight_decay;
 };
 
-/// With libtorch's own optimizer. Unless `rates_of` a name says otherwise, weight decay on
-/// matrices.
+/// Uses libtorch's own optimizer. Without `rates_of`, only matrices have weight decay.
 inline Weights train_plainly(const OptimizerConfig& config,
                              const std::function<Rates(const std::string& name)>& rates_of = {}) {
   const SmallNet net(kLayers);
@@ -161,7 +161,7 @@ inline Weights train_plainly(const OptimizerConfig& config,
   return train_plainly(net, [&] { optimizer.step(); });
 }
 
-/// Of the largest element of each tensor.
+/// `tolerance` is relative to the largest element of each tensor.
 inline void expect_close(const Weights& found, const Weights& expected, double tolerance,
                          const std::string& what) {
   for (size_t i = 0; i < expected.size(); ++i)

@@ -2,18 +2,18 @@
 //
 //   LOCKSTEP_FAULTS=op:action:nth:path[;...]
 //     op      open read write close fsync rename unlink mkdir stat list lock mmap link truncate
-//     action  an errno's name, as EIO: the call fails with it and does nothing (close closes)
+//     action  the name of an errno, as EIO: the call fails with it and does nothing (close closes)
 //             short: a read or write of half the bytes; end: a read of 0 bytes
-//             stop: SIGSTOP before the call, which goes on with SIGCONT
+//             stop: SIGSTOP before the call, which continues after SIGCONT
 //             kill, kill-after: SIGKILL before or after the call; kill-inside: after half a write
-//     nth     3: the third of the calls that match; 3+: that and all that follow
-//     path    a part of the path; of a call that takes a descriptor, the path of the open file
-//   LOCKSTEP_FAULTS_RANK=R   faults only where the environment says RANK=R
-//   LOCKSTEP_FAULTS_COUNT=F  appends to F a line "op path" for each call that a rule could mean
+//     nth     3: the third matching call; 3+: the third and all later ones
+//     path    a part of the path; for calls on a descriptor, the path of the open file
+//   LOCKSTEP_FAULTS_RANK=R   faults only if the environment has RANK=R
+//   LOCKSTEP_FAULTS_COUNT=F  appends a line "op path" to F for each call that rules can match
 //
-// Calls are counted anew where the process becomes another program (exec). Reads and writes of
-// pipes and sockets match by the names that /proc gives them. What libc calls within itself is not
-// seen; of stdio, fopen, fread, fwrite and fflush are.
+// The count of calls restarts when the process becomes another program (exec). Reads and writes of
+// pipes and sockets match by the names in /proc. Calls inside libc are not seen; of stdio, fopen,
+// fread, fwrite and fflush are.
 
 #include <dirent.h>
 #include <dlfcn.h>
@@ -61,7 +61,7 @@ std::string path_at(int folder, const char* path) {
   for (;;) ::pause();
 }
 
-/// One call of the program. errno is as it was before, unless the call fails.
+/// One call of the program. Preserves errno, unless the call fails.
 class Call {
  public:
   template <class Path>
@@ -101,7 +101,7 @@ int access_mode(int flags, va_list arguments) {
   return (flags & (O_CREAT | __O_TMPFILE)) != 0 ? va_arg(arguments, int) : 0;
 }
 
-/// A read or write of `size` bytes, by `act`, which is told how many.
+/// A read or write of `size` bytes. `act` does it and receives the number of bytes.
 template <class Act>
 ssize_t transfer(const char* op, int fd, size_t size, Act act) {
   const Call call(op, [&] { return path_of(fd); });
@@ -110,7 +110,7 @@ ssize_t transfer(const char* op, int fd, size_t size, Act act) {
   return act(call.bytes(size));
 }
 
-/// The same with several places, of which a short one serves half of the first.
+/// The same for several buffers. A short call serves half of the first one.
 template <class Act>
 ssize_t transfer_parts(const char* op, int fd, const iovec* parts, int count, Act act) {
   const Call call(op, [&] { return path_of(fd); });
@@ -123,8 +123,7 @@ ssize_t transfer_parts(const char* op, int fd, const iovec* parts, int count, Ac
 
 }  // namespace
 
-/// Defines `name` of libc: the call named `op` on `path`, which gives `failed` where it is made to
-/// fail.
+/// Defines libc's `name` as the call `op` on `path`. It returns `failed` if it is made to fail.
 #define LOCKSTEP_CALL(result, name, parameters, op, path, failed, arguments) \
   result name parameters {                                                   \
     static const auto real = next<result(*) parameters>(#name);              \
@@ -236,7 +235,7 @@ int fflush(FILE* file) {
 int close(int fd) {
   static const auto real = next<decltype(&close)>("close");
   const Call call("close", [&] { return path_of(fd); });
-  const int result = real(fd);  // as Linux does: the descriptor is gone, whatever close() says
+  const int result = real(fd);  // as on Linux: the descriptor is gone, whatever close() returns
   return call.fails() ? -1 : result;
 }
 

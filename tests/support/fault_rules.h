@@ -1,6 +1,6 @@
 #pragma once
 
-// The rules of fault_injection.cpp: what its environment variables say.
+// The rules of fault_injection.cpp, from its environment variables.
 
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -84,7 +84,7 @@ class Rules {
 
   bool idle() const { return rules_.empty() && log_.empty(); }
 
-  /// Counts the call. What it shall do, and the errno of its failure.
+  /// Counts the call. Returns the action, and the errno for a failure.
   Action judge(std::string_view op, const std::string& path, int& error) {
     if (!log_.empty()) note(op, path);
     for (Rule& rule : rules_) {
@@ -98,8 +98,8 @@ class Rules {
   }
 
  private:
-  /// By system calls, which this library does not see. A line is written at once, so that those of
-  /// several processes do not mix.
+  /// Uses system calls, which this library does not intercept. Writes a line at once, so that lines
+  /// of several processes do not mix.
   void note(std::string_view op, const std::string& path) const {
     const std::string line = std::string(op) + " " + path + "\n";
     const long file = ::syscall(SYS_openat, AT_FDCWD, log_.c_str(),

@@ -11,10 +11,10 @@
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/tests/support/rank_threads.h"
 
-/// A small GPT for tests of layouts, and what its ranks hold put together again.
+/// A small GPT for tests of layouts, and functions that reassemble the parts of its ranks.
 namespace lockstep::testing {
 
-/// Weights that are large enough for every term to show.
+/// Its weights are large enough for every term to show.
 inline TransformerConfig small_gpt() {
   TransformerConfig config;
   config.num_layers = 2;
@@ -50,14 +50,14 @@ struct Layout {
   }
 };
 
-/// [samples, seq_length + 1] token ids of the vocabulary.
+/// [samples, seq_length + 1] token ids from the vocabulary.
 inline at::Tensor sample_ids(const TransformerConfig& config, int64_t samples) {
   const at::Tensor i = at::arange(samples * (config.seq_length + 1));
   return (i * i + 3 * i).remainder(config.vocab_size).view({samples, config.seq_length + 1});
 }
 
-/// The parameter, or its gradient, of which this rank holds `part`: the ranks of tp joined, without
-/// padding. Collective over tp.
+/// The whole parameter, or its gradient, of which this rank holds `part`: joins the parts of the tp
+/// ranks and removes padding. Collective over tp.
 inline at::Tensor join_parts(const ParamDescription& description, const at::Tensor& part,
                              const ProcessGroup& tp) {
   at::Tensor whole = part.detach();
@@ -72,7 +72,7 @@ inline at::Tensor join_parts(const ParamDescription& description, const at::Tens
   return description.unpadded_rows ? whole.narrow(0, 0, *description.unpadded_rows) : whole;
 }
 
-/// The largest difference, relative to the largest element of `expected` where that exceeds 1.
+/// The largest difference, relative to the largest element of `expected` if that exceeds 1.
 inline double difference(const at::Tensor& found, const at::Tensor& expected) {
   if (found.sizes() != expected.sizes()) return 1e300;
   const double largest = expected.abs().max().item<double>();
@@ -81,7 +81,7 @@ inline double difference(const at::Tensor& found, const at::Tensor& expected) {
 
 using NamedTensors = std::map<std::string, at::Tensor>;
 
-/// The largest difference of any tensor; 1e300 if the names are not the same.
+/// The largest difference over all tensors; 1e300 if the names differ.
 inline double difference(const NamedTensors& found, const NamedTensors& expected) {
   double largest = found.size() == expected.size() ? 0 : 1e300;
   for (const auto& [name, tensor] : expected)

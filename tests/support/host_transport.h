@@ -4,8 +4,9 @@
 
 #include "lockstep/parallel_state/cpu_traits.h"
 
-/// Skips a test of what only the host transport has: sums with the bits of rank order, the messages
-/// and the memory that they take, messages of another size that end no process.
+/// Skips a test of properties that only the host transport has: sums with the bits of rank order,
+/// its messages and the memory that they take, and messages of a wrong size that do not end the
+/// process.
 #define LOCKSTEP_NEEDS_HOST_TRANSPORT()                                                       \
   if (!lockstep::sums_in_rank_order())                                                        \
   GTEST_SKIP()                                                                                \

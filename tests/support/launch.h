@@ -12,9 +12,9 @@
 
 namespace lockstep::testing {
 
-/// A port of the loopback interface that nobody listens at, and which programs that run at the same
-/// time do not get. Rank 0 can listen on it: both sockets have SO_REUSEADDR, and this one does not
-/// listen.
+/// A port of the loopback interface on which nobody listens, and which programs that run at the
+/// same time do not get. Rank 0 can listen on it: both sockets have SO_REUSEADDR, and this one does
+/// not listen.
 class ReservedPort {
  public:
   ReservedPort() : socket_(bound_socket("127.0.0.1", 0, /*for_other_hosts=*/false)) {
@@ -33,7 +33,7 @@ class ReservedPort {
   int socket_, number_;
 };
 
-/// Of a ReservedPort that lives until the program ends.
+/// The number of a ReservedPort that lives until the program ends.
 inline int free_port() {
   static std::mutex mutex;
   static std::deque<ReservedPort> ports;
@@ -41,7 +41,8 @@ inline int free_port() {
   return ports.emplace_back().number();
 }
 
-/// What torchrun tells one of `world` ranks of a host, where rank 0 serves the store at `port`.
+/// The environment that torchrun gives one of `world` ranks on a host. Rank 0 serves the store at
+/// `port`.
 inline LaunchEnvironment environment_of(int rank, int world, int port) {
   LaunchEnvironment environment;
   environment.launcher = Launcher::torchrun;

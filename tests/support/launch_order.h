@@ -10,10 +10,10 @@
 
 #include "lockstep/tests/support/recording_backend.h"
 
-/// Whether the collectives of all ranks can be run one after the other.
+/// Checks whether the collectives of all ranks can run one after the other.
 namespace lockstep::testing {
 
-/// A collective of all its ranks: the ranks, and how many they had called before it.
+/// A collective call: its ranks, and how many calls these ranks made together before it.
 using JointCall = std::pair<std::vector<int64_t>, size_t>;
 
 inline std::vector<JointCall> joint_calls(const std::vector<CollectiveRecord>& of_rank) {
@@ -26,9 +26,9 @@ inline std::vector<JointCall> joint_calls(const std::vector<CollectiveRecord>& o
   return calls;
 }
 
-/// Expects that the members of every group called the same, under the same labels, and that there
-/// is one order of all collectives that no rank's own order contradicts: then no rank ever waits in
-/// one for a rank that waits for it in another, however few can be under way at once.
+/// Expects that all members of a group make the same calls with the same labels, and that one order
+/// of all collectives agrees with every rank's own order. Then no two ranks ever wait for each
+/// other in different collectives, however few can be in flight at once.
 inline void expect_one_order(const CollectiveLog& log, int64_t world, const std::string& what) {
   std::vector<std::vector<JointCall>> left;
   std::map<JointCall, std::set<std::string>> texts;

@@ -11,8 +11,8 @@
 
 namespace lockstep::testing {
 
-/// The part of `whole`, the parameter `param` or what has its shape, that this rank holds by the
-/// parameter's description.
+/// The part that this rank holds by the description of `param`. `whole`: the whole parameter, or a
+/// tensor of its shape.
 inline at::Tensor part_on(at::Tensor whole, const NamedParameter& param,
                           const ParallelState& state) {
   const std::vector<std::pair<MeshAxis, GroupKind>> axes = {{MeshAxis::tp, GroupKind::tp},

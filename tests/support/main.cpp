@@ -9,8 +9,8 @@
 
 #include "lockstep/parallel_state/parallel_state.h"
 
-/// The sources whose tests a program of a group runs, "distributed/ddp_test.cpp;..."; null: all of
-/// them.
+/// The source files whose tests a program of a group runs, "distributed/ddp_test.cpp;..."; null:
+/// all of them.
 extern const char lockstep_own_test_files[] __attribute__((weak));
 
 namespace {
@@ -23,7 +23,7 @@ bool is_own(const testing::TestInfo& test) {
   return false;
 }
 
-/// Takes the tests of others out of the filter.
+/// Excludes the other tests by the filter.
 void run_own_tests_alone() {
   const testing::UnitTest& all = *testing::UnitTest::GetInstance();
   std::string& filter = testing::GTEST_FLAG(filter);
@@ -38,8 +38,8 @@ void run_own_tests_alone() {
 
 }  // namespace
 
-// Main of the tests on libtorch: one thread per rank, and no pass without a test. Ranks outnumber
-// the cores here, so no thread interrupts another when it wakes (see backend_gloo.cpp).
+// Main of the tests on libtorch: one thread per rank, and an error if no test runs. Ranks outnumber
+// the cores here, so a waking thread must not preempt another (see backend_gloo.cpp).
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   if (lockstep_own_test_files) run_own_tests_alone();

@@ -24,14 +24,14 @@ namespace {
 
 thread_local std::shared_ptr<MemoryCounter::Counts> counts_of_thread;
 
-/// One allocation that counts.
+/// One counted allocation.
 struct Block {
   c10::DataPtr memory;
   std::shared_ptr<MemoryCounter::Counts> counts;
   int64_t bytes;
 };
 
-/// Its pointers are their own contexts, as raw_allocate() wants them.
+/// The pointers are their own contexts, as raw_allocate() requires.
 class CountingAllocator final : public c10::Allocator {
  public:
   explicit CountingAllocator(c10::Allocator* inner) : inner_(inner) { instance() = this; }
@@ -79,11 +79,11 @@ class CountingAllocator final : public c10::Allocator {
 
   c10::Allocator* inner_;
   std::mutex mutex_;
-  std::unordered_map<void*, Block> blocks_;  ///< those that count
+  std::unordered_map<void*, Block> blocks_;  ///< those that are counted
 };
 
-/// Before main(): threads that allocate meanwhile would race with an exchange of the allocator. It
-/// lives as long as the last tensor, so for ever.
+/// Set before main(): threads that allocate meanwhile would race with an exchange of the allocator.
+/// It must outlive the last tensor, so it lives forever.
 [[maybe_unused]] const bool installed = [] {
   c10::SetCPUAllocator(new CountingAllocator(c10::GetCPUAllocator()), /*priority=*/1);
   return true;

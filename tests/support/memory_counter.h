@@ -5,23 +5,23 @@
 #include <memory>
 
 /// Counts the memory of CPU tensors by the thread that allocates it, whichever thread frees it. A
-/// program that names it has an allocator of its own from its start, so its flat buffers have no
-/// huge pages of their own.
+/// program that uses it has its own allocator from the start, so its flat buffers do not have huge
+/// pages of their own.
 namespace lockstep::testing {
 
 class MemoryCounter {
  public:
-  /// From now on, what this thread allocates counts here; at most one a thread.
+  /// From now on, counts the allocations of this thread. At most one per thread.
   MemoryCounter();
   ~MemoryCounter();
   MemoryCounter(const MemoryCounter&) = delete;
   MemoryCounter& operator=(const MemoryCounter&) = delete;
 
-  /// Bytes that were allocated since and are not freed, now and at most.
+  /// Bytes that were allocated since then and are not freed: now, and the peak.
   int64_t bytes() const;
   int64_t peak() const;
 
-  /// peak() counts from now on.
+  /// Restarts peak() from the current bytes.
   void reset_peak();
 
   struct Counts;

@@ -11,7 +11,7 @@
 /// Parameters on meshes for the tests of the fronts.
 namespace lockstep::testing {
 
-/// A parameter of ones, whose whole shape is `shape`.
+/// A parameter of ones with the whole shape `shape`.
 inline MeshParameter ones_on(const DeviceMesh& mesh, std::vector<int64_t> shape,
                              const std::vector<Placement>& placements, const std::string& name,
                              at::ScalarType dtype = at::kFloat) {
@@ -21,7 +21,7 @@ inline MeshParameter ones_on(const DeviceMesh& mesh, std::vector<int64_t> shape,
   return {DTensor::from_local(local, mesh, placements, std::move(shape)), name};
 }
 
-/// A backward that leaves `value` in every element of the gradient of each parameter.
+/// Runs a backward that leaves `value` in every element of the gradient of each parameter.
 inline void backward_of(const MeshParameters& params, double value) {
   at::Tensor loss = at::zeros({}, at::kDouble).requires_grad_(true);
   for (const MeshParameter& param : params)
@@ -36,7 +36,7 @@ inline bool grad_is(const MeshParameter& param, double value) {
          grad.eq(value).all().item<bool>();
 }
 
-/// "operation [ranks] bytes" of the collectives of a rank.
+/// "operation [ranks] bytes" for each collective of a rank.
 inline std::vector<std::string> sent_by(const CollectiveLog& log, int64_t rank) {
   std::vector<std::string> calls;
   for (const CollectiveRecord& call : log.of_rank(rank)) {

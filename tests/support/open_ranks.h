@@ -11,8 +11,8 @@
 
 namespace lockstep::testing {
 
-/// What each rank threw from `body`, "" for nothing. No rank leaves before all are through, and
-/// nobody but `body` tells of an error: ranks that wait for one that has thrown learn of it only if
+/// The message that each rank threw from `body`, "" for none. No rank leaves until all are through,
+/// and only `body` can report an error: ranks that wait for one that has thrown learn of it only if
 /// the call that threw tells them, or at the timeout.
 inline std::vector<std::string> errors_of_open_ranks(int64_t world, const RankBody& body,
                                                      RankThreadOptions options = {

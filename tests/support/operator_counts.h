@@ -8,7 +8,7 @@
 
 namespace lockstep::testing {
 
-/// How often this thread calls which of libtorch's operators while it lives; at most one a thread.
+/// Counts this thread's calls of each libtorch operator while it lives; at most one per thread.
 class OperatorCounts {
  public:
   OperatorCounts() {
@@ -23,7 +23,7 @@ class OperatorCounts {
   OperatorCounts(const OperatorCounts&) = delete;
   OperatorCounts& operator=(const OperatorCounts&) = delete;
 
-  /// Of "aten::add_" since it was made.
+  /// Calls of `name`, such as "aten::add_", since construction.
   int of(const std::string& name) const {
     const auto found = calls().find(name);
     return found == calls().end() ? 0 : found->second;

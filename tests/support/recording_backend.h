@@ -1,4 +1,4 @@
 #pragma once
 
-// Of lockstep::testing.
+// Belongs to lockstep::testing.
 #include "lockstep/testing/recording_backend.h"

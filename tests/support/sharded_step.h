@@ -8,11 +8,10 @@
 #include "lockstep/distributed/param_and_grad_buffer.h"
 #include "lockstep/training/trainer.h"
 
-/// What docs/library.md says of a step with sharded parameters (optim_grads_params).
+/// What docs/library.md states about a step with sharded parameters (optim_grads_params).
 namespace lockstep::testing {
 
-/// Calls and bytes of the inputs of one rank: all-gathers of parameters, reduce-scatters of
-/// gradients.
+/// Calls and input bytes of one rank: all-gathers of parameters, reduce-scatters of gradients.
 struct ShardedTraffic {
   int64_t gathers = 0, gathered = 0, reductions = 0, reduced = 0;
   bool operator==(const ShardedTraffic&) const = default;
@@ -36,11 +35,12 @@ inline bool is_of_experts(const std::string& name) {
   return name.find(".experts.") != std::string::npos;
 }
 
-/// Of the experts or of the rest of a model without pipeline whose output layer is not tied, in a
-/// step of some micro-batches: a unit is gathered twice in each, but once the table, which backward
-/// does not read, and the last unit of forward, with which backward begins. `ahead` finds two more
-/// still there: the unit before the last one for backward, and the first layer for the next
-/// micro-batch. `ranks` share a unit; a gradient has `widening` times the bytes of its parameter.
+/// Traffic of the experts, or of the rest, in a step of a model without pipeline and with an untied
+/// output layer. Each micro-batch gathers a unit twice. Two units are gathered once: the embedding
+/// table, which backward does not read, and the last unit of forward, with which backward begins.
+/// With `ahead`, two more units are still gathered: the unit before the last one for backward, and
+/// the first layer for the next micro-batch. `ranks` share a unit; a gradient has `widening` times
+/// the bytes of its parameter.
 inline ShardedTraffic expected_traffic(const std::map<std::string, int64_t>& units, bool experts,
                                        int64_t microbatches, int64_t ranks, int64_t widening = 1,
                                        bool ahead = false) {

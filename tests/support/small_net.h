@@ -10,8 +10,8 @@
 
 namespace lockstep::testing {
 
-/// A network of `layers` tanh layers of odd sizes, with weights that depend on the parameter's name
-/// alone. Its loss is a sum over samples.
+/// A network of `layers` tanh layers of odd sizes. The weights depend only on the parameter's name.
+/// The loss is a sum over samples.
 class SmallNet : public torch::nn::Module {
  public:
   static constexpr int64_t kInputs = 3;
@@ -34,7 +34,7 @@ class SmallNet : public torch::nn::Module {
     return input.square().sum();
   }
 
-  /// Sample `index` of an endless data set.
+  /// `count` samples of an endless data set, starting at sample `first`.
   static at::Tensor samples(int64_t first, int64_t count, at::ScalarType dtype = at::kDouble) {
     return at::sin(at::arange(first * kInputs, (first + count) * kInputs, at::kDouble) * 0.7)
         .view({count, kInputs})
@@ -52,7 +52,7 @@ class SmallNet : public torch::nn::Module {
   std::vector<at::Tensor> params_;
 };
 
-/// The parameters of a module without descriptions. Those that `is_matrix` chooses are described as
+/// The parameters of a module without descriptions. Those that `is_matrix` selects are described as
 /// matrices.
 template <class Predicate>
 std::vector<NamedParameter> with_matrices(const torch::nn::Module& module, Predicate is_matrix) {

@@ -9,7 +9,7 @@
 
 namespace lockstep::testing {
 
-/// A folder of its own, removed at the end.
+/// A new folder that is removed at the end.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -22,7 +22,7 @@ class TemporaryFolder {
 
   const std::filesystem::path& path() const { return path_; }
 
-  /// Writes a file of the folder and returns its path.
+  /// Writes a file in the folder and returns its path.
   std::string write(const std::string& name, const std::string& content) const {
     std::ofstream(path_ / name, std::ios::binary) << content;
     return path_ / name;

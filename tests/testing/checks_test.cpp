@@ -7,7 +7,7 @@
 
 #include "own_net.h"
 
-// Gradients against differences, communication and checkpoints of a model of one's own.
+// Gradients against finite differences, communication and checkpoints of a user's own model.
 
 namespace lockstep::testing {
 namespace {
@@ -77,7 +77,8 @@ TEST(StepCommunication, CountsWhatAStepSends) {
   const StepCommunication step = communication_of_step(make_net(), loss_of_net(), layout);
   constexpr int64_t kBytes = 8, kMicrobatches = 2;
   const int64_t hidden = own_net::kLength * own_net::kSamples / 2 * own_net::kWidth * kBytes;
-  // Forward adds up the row-parallel product, backward the input of the column-parallel one.
+  // Forward reduces the row-parallel product, backward the input gradient of the column-parallel
+  // one.
   const int64_t sums = 2 * own_net::kBlocks * kMicrobatches;
   int64_t activations = 0;
   for (const CollectiveRecord& call : step.of_rank[0])
@@ -95,7 +96,7 @@ TEST(StepCommunication, CountsWhatAStepSends) {
       EXPECT_EQ(call.group, "dp-cp");
     }
   EXPECT_EQ(gradients, (StepCommunication::Total{1, numel * kBytes})) << to_string(step, 3);
-  EXPECT_EQ(step.total(0, "all_reduce", "dp-cp").calls, 2);  // the bucket, the tokens
+  EXPECT_EQ(step.total(0, "all_reduce", "dp-cp").calls, 2);  // the bucket, the token count
 }
 
 TEST(CheckpointCheck, RoundTripsAndReshardsKeepEveryBit) {
@@ -110,7 +111,7 @@ TEST(CheckpointCheck, RoundTripsAndReshardsKeepEveryBit) {
   }
 }
 
-/// Keeps a number that nobody saves.
+/// Keeps a number that is not saved.
 struct Counting : torch::nn::Module {
   Counting() { scale = register_parameter("scale", at::ones({3}, at::kDouble)); }
   at::Tensor loss() { return (scale * static_cast<double>(++calls)).sum(); }

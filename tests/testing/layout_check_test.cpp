@@ -49,7 +49,7 @@ INSTANTIATE_TEST_SUITE_P(OfUsers, Mistakes, ::testing::ValuesIn(own_net::mistake
                            return name;
                          });
 
-/// The reference GPT by `fields`; `parallel` of a layout come on top.
+/// Checks the reference GPT with `fields`; a layout of several ranks adds `parallel`.
 LayoutReport check_gpt(const std::vector<std::string>& fields, int64_t ranks,
                        const std::vector<std::string>& parallel) {
   std::vector<std::string> all = {"model.num_layers=2",          "model.hidden_size=16",

@@ -31,7 +31,7 @@ ParamDescription replicated(GradientState over_tp) {
   return {.gradient_states = {{MeshAxis::tp, over_tp}}, .apply_weight_decay = false};
 }
 
-/// Token ids of a micro-batch and the labels behind them: [samples of the rank, length + 1].
+/// Token ids of a micro-batch with the labels after them: [samples of the rank, length + 1].
 at::Tensor samples(const StageInput& input) {
   const ProcessGroup dp = input.context.state.group(GroupKind::dp);
   const at::Tensor i = at::arange(kSamples * (kLength + 1)).view({kSamples, kLength + 1});

@@ -1,4 +1,4 @@
-// What is measured of a host: operators that programs have, at work as programs count it.
+// Measurements of a host: the operators that programs have, with work as programs count it.
 
 #include "lockstep/training/calibration.h"
 

@@ -35,7 +35,7 @@ class CheckedRunsTest : public LayoutCurvesTest {
     return config(with({"train.global_batch_size=6"}, more), {});
   }
 
-  /// The checks change nothing and report nothing.
+  /// Expects that the checks change nothing and report nothing.
   void expect_same_curves(const std::vector<CheckedRun>& runs, const Fields& checks) const {
     for (const CheckedRun& run : runs) {
       SCOPED_TRACE(fmt::format("{} ranks: {} {}", run.world, fmt::join(run.model, " "),

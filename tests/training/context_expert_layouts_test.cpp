@@ -1,5 +1,5 @@
-// The reference GPT trains the same on layouts of context and expert parallelism, beside tensor,
-// pipeline and data parallelism.
+// The reference GPT trains the same on layouts of context and expert parallelism, combined with
+// tensor, pipeline and data parallelism.
 
 #include <gtest/gtest.h>
 

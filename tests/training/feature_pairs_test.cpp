@@ -1,4 +1,4 @@
-// Features that other tests try one at a time, together: ten steps of the Trainer against one
+// Features that other tests try one at a time, here combined: ten steps of the Trainer against one
 // process.
 
 #include <fmt/ranges.h>

@@ -1,5 +1,5 @@
-// Runs that multiply in 8-bit floats: the same on every layout but for rounding, undisturbed by
-// what a run does beside its steps.
+// Runs that multiply in 8-bit floats: equal on every layout except for rounding, and undisturbed by
+// what a run does between its steps.
 
 #include <gtest/gtest.h>
 
@@ -13,8 +13,8 @@ namespace {
 using testing::Fields;
 using testing::with;
 
-/// On an Intel Xeon MKL's products of a pipeline stage had other last bits than those of one
-/// process, with its code for AVX2 and for AVX-512. With this they have the same.
+/// On an Intel Xeon, MKL's products in a pipeline stage differed in the last bits from those of one
+/// process, both with its AVX2 and with its AVX-512 code. With this setting they are equal.
 [[maybe_unused]] const int kSameProducts = ::setenv("MKL_CBWR", "COMPATIBLE", /*overwrite=*/1);
 
 const Fields kFp8 = {"train.precision=fp32",         "train.fp8=hybrid",
@@ -23,13 +23,13 @@ const Fields kFp8 = {"train.precision=fp32",         "train.fp8=hybrid",
 
 class Fp8TrainingTest : public testing::CheckedRunsTest {
  protected:
-  /// What ranks do with the sums of one process: add up parts of them; add the same numbers in
-  /// another order (gradients of micro-batches); nothing, if the norm does not clip.
+  /// How ranks change the sums of one process: they add up parts of them; they add the same numbers
+  /// in another order (gradients of micro-batches); not at all, if the norm does not clip.
   enum class Sums { parts, order, same };
 
-  /// Ten steps on `world` ranks against one process. Where the last bits of a sum differ, so does
-  /// now and then the 8-bit number that a value is rounded to. From then on runs are only near:
-  /// after the first step with parts of sums, after four with another order, never with the same.
+  /// Ten steps on `world` ranks against one process. Where the last bits of a sum differ, a value
+  /// is now and then rounded to another 8-bit number. From then on runs are only close: after the
+  /// first step with parts of sums, after four with another order, never with the same sums.
   void expect_close(const Fields& given, int64_t world, const Fields& layout,
                     Sums sums = Sums::parts) const {
     const Fields model = sums == Sums::same ? with(given, {"optimizer.clip_grad=0"}) : given;
@@ -165,7 +165,7 @@ TEST_F(Fp8TrainingTest, WhatARunDoesBesideItsStepsChangesNothing) {
   for (const char* const more :
        {"train.replay_interval=1", "train.replica_check_interval=1", "train.eval_interval=2"}) {
     std::vector<double> found = curve(config(with(kFp8, {more}), {}), 2);
-    if (std::string(more).starts_with("train.eval"))  // without the validations between
+    if (std::string(more).starts_with("train.eval"))  // without the validations in between
       for (size_t i = 4; i + 1 < found.size(); i += 4) found.erase(found.begin() + i);
     EXPECT_EQ(found, expected) << more;
   }

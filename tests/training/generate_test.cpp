@@ -27,7 +27,7 @@ constexpr const char* kLatent =
     "qk_pos_emb_head_dim: 2 v_head_dim: 5 rope_scaling_type: \"yarn\" rope_scaling_factor: 4 "
     "rope_original_max_position_embeddings: 8";
 
-/// Of weights so large that the next token depends on all before it.
+/// A model with weights so large that the next token depends on all tokens before it.
 GPTModel model_of(const std::string& more) {
   return GPTModel(parse_config("model { num_layers: 2 hidden_size: 32 num_attention_heads: 4 "
                                "seq_length: 24 vocab_size: 50 init_method_std: 0.3 " +
@@ -43,7 +43,7 @@ TEST(GenerateWithCache, GivesTheTokensThatReadingAllAgainGives) {
       for (const size_t length : {1, 7, 23, 24, 25, 60}) {
         std::vector<int64_t> prompt;
         for (size_t i = 0; i < length; ++i) prompt.push_back(static_cast<int64_t>(7 * i % 50));
-        // Past the 24 tokens of the window.
+        // Goes past the 24 tokens of the window.
         GenerateOptions options{.max_tokens = 40, .temperature = temperature};
         const auto cached = generate(model, prompt, options);
         options.use_cache = false;
@@ -131,7 +131,7 @@ TEST(GenerateOnRanks, GivesTheTokensOfOneRank) {
       parallel.pipeline_model_parallel_size = sizes.pipeline;
       parallel.expert_model_parallel_size = sizes.expert;
       for (const double temperature : {0.0, 1.0}) {
-        // Past the window.
+        // Goes past the window.
         const GenerateOptions options{.max_tokens = 30, .temperature = temperature};
         const auto expected = generate_batch(*whole, prompts, options);
         testing::run_ranks(
@@ -147,7 +147,7 @@ TEST(GenerateOnRanks, GivesTheTokensOfOneRank) {
   }
 }
 
-// The tokens that may come are the fewest that reach top_p, found here by sorting.
+// The allowed tokens are the fewest that reach top_p, found here by sorting.
 TEST(GenerateTopP, SamplesAmongTheFewestTokensThatReachIt) {
   const GPTModel model = model_of(kGrouped);
   const std::vector<int64_t> prompt = {1, 2, 3};

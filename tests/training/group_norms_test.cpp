@@ -19,8 +19,8 @@ using testing::TelemetryRuns;
 
 const Settings kGroupNorms = {"train.log_grad_norm_per_group=true", "optimizer.decoupled_lr=0.02"};
 
-/// libtorch's norms of the gradients of a run's one iteration: of the matrices, of the embedding,
-/// which has a learning rate of its own, and of the vectors, which do not decay.
+/// libtorch's norms of the gradients of a run's one iteration: for the matrices, for the embedding,
+/// which has a learning rate of its own, and for the vectors, which do not decay.
 std::vector<double> norms_by_libtorch(const Config& config) {
   Trainer trainer(config, ParallelState::single_process());
   trainer.train_step();
@@ -78,7 +78,7 @@ TEST(GroupNorms, CostOneAllReduceWhereSeveralRanksHoldTheModel) {
     for (const CollectiveRecord& record : log.of_rank(0)) {
       if (record.label != "gradient norms of groups") continue;
       ++calls;
-      EXPECT_EQ(record.bytes, 16);  // the default one, and norms' weights
+      EXPECT_EQ(record.bytes, 16);  // the default group, and norms' weights
     }
     EXPECT_EQ(calls, 3 * groups);
   }

@@ -40,7 +40,7 @@ class LayoutCurvesTest : public ::testing::Test {
         "test", all);
   }
 
-  /// Losses and norms of all steps, then the validation loss; the same on all ranks.
+  /// Losses and norms of all steps, then the validation loss. They are the same on all ranks.
   static std::vector<double> curve(const Config& config, int64_t world) {
     RankThreadOptions options;
     options.sizes = parallel_options(config, c10::kCPU).sizes;
@@ -80,7 +80,7 @@ class LayoutCurvesTest : public ::testing::Test {
   }
 
  private:
-  /// Of one process; the same models come again.
+  /// The curve of one process, cached because the same models recur.
   const std::vector<double>& expected_curve(const std::vector<std::string>& model) const {
     static std::map<std::vector<std::string>, std::vector<double>> curves;
     std::vector<double>& found = curves[model];
@@ -98,7 +98,7 @@ class LayoutCurvesTest : public ::testing::Test {
       ASSERT_NEAR(found[i], expected[i], tolerance * std::abs(expected[i]))
           << i << ", " << world << " ranks: " << fmt::format("{}", fmt::join(layout, " "));
     if (config(model, layout).lora.rank)
-      EXPECT_NE(expected[18], expected[0]);  // beside random weights adapters learn little
+      EXPECT_NE(expected[18], expected[0]);  // on random weights adapters learn little
     else
       EXPECT_LT(expected[18], expected[0]);
   }

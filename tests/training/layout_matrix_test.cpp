@@ -2,9 +2,9 @@
 // norm of ten steps, the validation loss and all final weights, to 1e-12 in double and 2e-5 in
 // single precision.
 //
-// By default each layout runs with one choice of options, such that every pair of values of two
-// factors occurs, and every third in single precision too. With LOCKSTEP_ALL_LAYOUTS=1 each runs
-// with all 32 choices in both precisions: 2,176 runs.
+// By default each layout runs with one choice of options, so that every pair of values of two
+// factors occurs. Every third layout runs in single precision too. With LOCKSTEP_ALL_LAYOUTS=1 each
+// runs with all 32 choices in both precisions: 2,176 runs.
 
 #include <gtest/gtest.h>
 
@@ -37,10 +37,10 @@ std::vector<TrainerLayout> all_layouts() {
   return list;
 }
 
-/// The options that must not matter, or that one process can have as well.
+/// Options that must not matter, or that one process can have as well.
 struct Options {
   bool untied, grouped, biased, distributed, overlapped;
-  bool varied = false;  ///< with more that has no column of its own
+  bool varied = false;  ///< with more options, which have no column
 
   static constexpr size_t kAll = 32, kRows = 8;
 
@@ -48,7 +48,7 @@ struct Options {
     return {(n & 1) != 0, (n & 2) != 0, (n & 4) != 0, (n & 8) != 0, (n & 16) != 0};
   }
 
-  /// Of 8 rows, in which every pair of values of two options occurs.
+  /// Row `n` of 8, in which every pair of values of two options occurs.
   static Options row(size_t n) {
     Options options = number(n % kRows);
     options.distributed = options.untied != options.grouped;
@@ -57,7 +57,7 @@ struct Options {
     return options;
   }
 
-  /// What one process trains too.
+  /// The overrides that one process trains with too.
   Overrides model() const {
     Overrides list;
     const auto add = [&](bool chosen, const Overrides& more) {
@@ -85,7 +85,7 @@ struct Options {
     return list;
   }
 
-  /// The values of all factors, beside those of the layout.
+  /// The values of all factors, including those of the layout.
   std::vector<int64_t> factors(const TrainerLayout& layout) const {
     return {layout.tp, layout.sp, layout.pp, layout.vpp,  layout.dp,
             untied,    grouped,   biased,    distributed, overlapped};
@@ -102,8 +102,8 @@ struct Case {
   Options options;
   bool single = false;
 
-  /// In single precision a model whose gradient norms one process repeats to 2e-6, whatever the
-  /// size of its micro-batches; from smaller weights and with three times the rate it is 2e-4.
+  /// In single precision a model whose gradient norms one process reproduces to 2e-6, whatever the
+  /// size of its micro-batches. With smaller weights and three times the rate it is only 2e-4.
   Overrides precision() const {
     if (!single) return {};
     return {"train.precision=fp32", "optimizer.adam_eps=1e-4", "optimizer.lr=0.003",
@@ -111,7 +111,7 @@ struct Case {
   }
 };
 
-/// Of layout number `k`.
+/// The cases of layout number `k`.
 std::vector<Case> chosen_cases(size_t k) {
   const size_t row = k + k / Options::kRows;
   std::vector<Case> cases = {{Options::row(row)}};
@@ -128,7 +128,7 @@ std::vector<Case> all_cases() {
 
 using Pairs = std::set<std::tuple<size_t, int64_t, size_t, int64_t>>;
 
-/// Pairs of values of two factors.
+/// Adds all pairs of values of two factors.
 void add_pairs(const std::vector<int64_t>& factors, Pairs& pairs) {
   for (size_t i = 0; i < factors.size(); ++i)
     for (size_t k = 0; k < i; ++k) pairs.emplace(k, factors[k], i, factors[i]);

@@ -56,7 +56,7 @@ class LoraTrainingTest : public ::testing::Test {
 
   std::string at(const std::string& name) const { return folder_.path() / name; }
 
-  /// Trains as `lockstep train` does, with checkpoints. Returns the losses, on rank 0.
+  /// Trains as `lockstep train` does, with checkpoints. Returns the losses of rank 0.
   static std::vector<double> train(const Config& config, int64_t world, const std::string& folder) {
     testing::RankThreadOptions options;
     options.sizes = parallel_options(config, c10::kCPU).sizes;
@@ -179,7 +179,7 @@ TEST_F(LoraTrainingTest, StartsFromACheckpointWithoutAdapters) {
     if (!before.contains(name)) {
       EXPECT_GT(weight.abs().max().item<double>(), 0) << name;
     }
-  // Base weights of two ranks, and of a checkpoint without the optimizer's state.
+  // Two tensor-parallel ranks load the same base weights.
   const Config cut = config({kTuned, kTwoTensorRanks, {"checkpoint.load=" + at("base")}});
   const std::vector<double> on_two = train(cut, 2, at("on_two"));
   for (size_t i = 0; i < tuned.size(); ++i) EXPECT_NEAR(on_two[i], tuned[i], 1e-12 * tuned[i]);

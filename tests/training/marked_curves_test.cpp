@@ -27,7 +27,7 @@ const char* const kTensorRanks = "tensor_model_parallel_size=2";
 const char* const kStages = "pipeline_model_parallel_size=2";
 const char* const kContextRanks = "context_parallel_size=2";
 
-/// Ten steps on a data set whose documents end in samples.
+/// Ten steps on a data set whose documents end within samples.
 class MarkedCurvesTest : public testing::LayoutCurvesTest {
  protected:
   MarkedCurvesTest() {

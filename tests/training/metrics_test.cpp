@@ -148,7 +148,7 @@ TEST(MetricsFile, ALinkInItsPlaceIsNotFollowed) {
 
 TEST(MetricsFile, WhatCannotBeWrittenIsNamedWithItsCause) {
   const testing::TemporaryFolder folder;
-  // There is room for the name of the file, but not for that under which it is put aside.
+  // The path has room for the name of the file, but not for the name of the file put aside.
   constexpr size_t kLongestPath = 4095, kStretch = 200;
   std::string deep = folder.path();
   const size_t length = kLongestPath - std::string("/metrics.jsonl").size();
@@ -192,7 +192,7 @@ TEST(MetricsFile, ARunKnowsItsLinesByThatOfItsCheckpoint) {
   folder.write("metrics.jsonl", own + more);
   EXPECT_EQ(go_on(), "");
   EXPECT_EQ(folder.read("metrics.jsonl"), own + "next\n");
-  // Lines of another run there, the run's own put aside, earlier ones of a third beside them.
+  // metrics.jsonl is of another run. The run's own lines and those of an earlier one are put aside.
   folder.write("metrics.previous.jsonl", own + more);
   folder.write("metrics.previous.2.jsonl", foreign);
   folder.write("metrics.jsonl", foreign + "{\"iterat");
@@ -202,11 +202,11 @@ TEST(MetricsFile, ARunKnowsItsLinesByThatOfItsCheckpoint) {
   EXPECT_EQ(folder.read("metrics.previous.jsonl"), own + more);
   EXPECT_EQ(folder.read("metrics.previous.2.jsonl"), foreign);
   EXPECT_EQ(folder.read("metrics.previous.3.jsonl"), foreign + "{\"iterat");
-  // A kill between the two renames of that left none.
+  // A kill between those two renames left no metrics.jsonl.
   std::filesystem::remove(folder.path() / "metrics.jsonl");
   EXPECT_EQ(go_on(), "");
   EXPECT_EQ(folder.read("metrics.jsonl"), own + "next\n");
-  // Nowhere.
+  // The lines until iteration 2 are nowhere.
   std::filesystem::remove(folder.path() / "metrics.previous.jsonl");
   folder.write("metrics.jsonl", line(1, 1) + "\n");
   EXPECT_TRUE(
@@ -224,7 +224,7 @@ TEST(MetricsFile, AResumedRunAppendsAfterItsCheckpoint) {
   MetricsFile(folder.path(), {.iteration = 2}).write("next");
   EXPECT_EQ(folder.read("metrics.jsonl"), one + two + "next\n");
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "metrics.previous.jsonl"));
-  // A line that is whole but for its newline is torn too.
+  // A line that lacks only its newline is torn too.
   folder.write("metrics.jsonl", one + two.substr(0, two.size() - 1));
   MetricsFile(folder.path(), {.iteration = 5}).write("next");
   EXPECT_EQ(folder.read("metrics.jsonl"), one + "next\n");

@@ -55,7 +55,7 @@ TEST_F(ModelOptionsTest, TheTrainingLossIsSmoothedAndThatOfValidationIsNot) {
 }
 
 TEST_F(ModelOptionsTest, AListOfLayersWithExpertsTrainsOnEveryLayout) {
-  // The balancing loss is one of a micro-batch, so these are the same on all layouts.
+  // The balancing loss is computed per micro-batch, so micro-batches are the same on all layouts.
   const Overrides experts = {"model.num_experts=4", "model.moe_ffn_hidden_size=8",
                              "model.moe_aux_loss_coeff=0.01", "train.micro_batch_size=1"};
   const Overrides run = joined(experts, {"model.moe_layer_freq=[0, 1, 1, 0]"});

@@ -1,4 +1,4 @@
-// parallel.tp_comm_overlap beside everything that it may meet: ten steps against one process.
+// parallel.tp_comm_overlap combined with everything that allows it: ten steps against one process.
 
 #include <gtest/gtest.h>
 

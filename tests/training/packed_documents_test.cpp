@@ -1,6 +1,6 @@
-// Documents that are packed into samples train as each alone: losses and gradients in fp64, on
-// every kind of layout. What each document gives alone comes from a model in one process that sees
-// it as a sequence of its own.
+// Documents packed into samples train as each one does alone: losses and gradients in fp64, on
+// every kind of layout. The reference is a model in one process that sees each document as a
+// sequence of its own.
 
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -62,12 +62,12 @@ SampleMarks marks_of(size_t sequence) {
                                            .eod_mask_loss = true});
 }
 
-/// A sequence with what is to be predicted after each token.
+/// A sequence with the label of each token.
 struct Document {
   Ids tokens, labels;
 };
 
-/// Packed sequences, and what they are packed of.
+/// Packed sequences and the documents in them.
 struct Packed {
   std::vector<Ids> ids;
   std::vector<SampleMarks> marks;
@@ -90,7 +90,7 @@ Packed documents_with_ends() {
   return packed;
 }
 
-/// Prompts and answers of bytes, whose prompts carry no loss.
+/// Prompts and answers of bytes. Prompts carry no loss.
 Packed conversations() {
   const std::vector<std::pair<size_t, size_t>> lengths = {{10, 13}, {8, 6}, {4, 4}, {3, 10}, {2, 4},
                                                           {1, 1},   {6, 5}, {1, 3}, {2, 3}};
@@ -141,7 +141,7 @@ struct Gradients {
   std::map<std::string, at::Tensor> of;
 };
 
-/// Each document as a sequence of its own.
+/// Gradients from each document as a sequence of its own.
 Gradients each_alone(const Config& config, const Packed& packed) {
   GPTModel model(config.model,
                  {.dtype = at::kDouble, .seed = static_cast<uint64_t>(config.train.seed)});
@@ -316,7 +316,8 @@ TEST(PackedDocuments, LabelsAreCountedOfThisRanksPart) {
               const BatchInput batch =
                   make_batch_input(ids_of(0), std::vector{marks_of(0)}, kLength, 1, state);
               EXPECT_EQ(*batch.labels, batch.input.labels.ne(kIgnoredLabel).sum().item<int64_t>());
-              // Rank 0 has tokens 0-5 and 18-23, with the ends 4, 5 and 23; rank 1 that at 12.
+              // Rank 0 has tokens 0-5 and 18-23 with the ends 4, 5 and 23; rank 1 has the end at
+              // 12.
               EXPECT_EQ(*batch.labels, state.rank() == 0 ? 9 : 11);
               EXPECT_EQ(batch.input.positions.document_positions.sizes(), (Ids{12, 1}));
               const BatchInput none =
@@ -334,7 +335,7 @@ TEST(PackedDocuments, DropoutIsOfThePlaceInTheSequence) {
     return model.forward(
         make_batch_input(Ids(kLength + 1, 2), std::vector{marks}, kLength, 1, state).input);
   };
-  // Two documents alike would have equal losses if they dropped the same elements.
+  // Two equal documents would have equal losses if they dropped the same elements.
   SampleMarks marks = {.documents = {12, 12}};
   marks.positions = positions_in_documents(marks.documents, kLength);
   const at::Tensor found = losses(marks);
@@ -344,7 +345,7 @@ TEST(PackedDocuments, DropoutIsOfThePlaceInTheSequence) {
   EXPECT_TRUE(at::allclose(without.slice(1, 0, 12), without.slice(1, 12), 1e-12, 1e-12));
 }
 
-/// Attention dropout keeps all weights, of which those of other documents are zero.
+/// Attention dropout keeps all weights; those of other documents are zero.
 TEST(PackedDocuments, AttentionDropoutSeesTheDocumentAlone) {
   const Config config = config_of({"model.attention_dropout=0.5"}, {});
   const ParallelState state = ParallelState::single_process();

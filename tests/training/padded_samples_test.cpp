@@ -1,6 +1,6 @@
-// Padding behind the documents of a sample takes no part in the routing of experts: padded samples
-// give the loss, gradients and expert biases of the same tokens in shorter samples without padding,
-// in one process, in fp64.
+// Padding after the documents of a sample takes no part in the routing of experts: padded samples
+// give the same loss, gradients and expert biases as the same tokens in shorter samples without
+// padding, in one process, in fp64.
 
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ using Fields = std::vector<std::string>;
 
 constexpr int64_t kTokens = 8, kSamples = 4;
 
-/// Two documents of 5 and 3 tokens, and what fills the sample up to `length`.
+/// Two documents of 5 and 3 tokens, padded to `length`.
 SampleMarks marks_of(int64_t length) {
   SampleMarks marks = {.documents = {5, 3},
                        .positions = {0, 1, 2, 3, 4, 0, 1, 2},

@@ -1,5 +1,6 @@
-// Every layout of 1 to 16 ranks: what is planned against real runs. `make test` draws some;
-// LOCKSTEP_ALL_LAYOUTS=1 runs all of them. LOCKSTEP_RANDOM_SEED chooses what else a layout has.
+// Every layout of 1 to 16 ranks: the plan against real runs. `make test` draws some;
+// LOCKSTEP_ALL_LAYOUTS=1 runs all of them. LOCKSTEP_RANDOM_SEED chooses the other options of a
+// layout.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +23,7 @@ struct RankLayout {
   int64_t data() const { return world / (tensor * pipeline * context); }
 };
 
-/// Of models of 8 layers, 4 heads and, with experts, 4 of these.
+/// Layouts of models of 8 layers and 4 heads, without experts and with 4 of them.
 std::vector<RankLayout> all_layouts() {
   std::vector<RankLayout> all;
   for (int64_t world = 1; world <= 16; ++world)
@@ -87,7 +88,7 @@ Overrides fields_of(const RankLayout& at, FieldDraw& draw) {
   return fields;
 }
 
-/// Whether some of `fields` may not be together.
+/// Whether some of `fields` cannot be combined.
 bool is_refused(int64_t world, const Overrides& fields) {
   try {
     record_job(config_of(fields), world);

@@ -1,4 +1,4 @@
-// Faults in what record_job() writes down, and layouts that must pass.
+// Faults in the programs that record_job() records, and layouts that must pass.
 
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ using namespace testing;
 using Kind = ProgramEvent::Kind;
 using OperationKind = CollectiveOperation::Kind;
 
-/// `job` in which `rank` has a program of its own, equal to that of its class.
+/// Gives `rank` a program of its own in `job`, equal to that of its class.
 RankProgram& own_program(JobProgram& job, int64_t rank) {
   const JobGroups groups(job);
   RankProgram own = job.programs[job.program_of[static_cast<size_t>(rank)]];
@@ -60,7 +60,7 @@ class Faults {
   int64_t rank() const { return rank_; }
   const JobProgram& job() const { return job_; }
 
-  /// Makes fault number `kind`; says what it is.
+  /// Makes fault number `kind`. Returns its description.
   std::string make(size_t kind) {
     switch (kind) {
       case 0: {
@@ -118,7 +118,7 @@ class Faults {
         const size_t event = one();
         const std::string text = "twice: " + text_at(event);
         const ProgramEvent start = program_->events[event];
-        program_->events.push_back(start);  // the last of all
+        program_->events.push_back(start);  // the last event
         return text;
       }
     }
@@ -134,7 +134,7 @@ class Faults {
   }
   size_t one() { return starts_[random_() % starts_.size()]; }
 
-  /// Whether all ranks of one group are in the other.
+  /// Whether one group contains all ranks of the other.
   bool nested(const ProgramCall& x, const ProgramCall& y) const {
     std::set<int64_t> a, b;
     for (const int64_t rank : program_->groups[x.group].ranks) a.insert(rank);
@@ -153,7 +153,7 @@ class Faults {
     throw UsageError("no such pair");
   }
 
-  /// Nothing of their groups lies between them, so that each group keeps its order.
+  /// Whether no call of their groups lies between them, so that each group keeps its order.
   bool are_neighbours(size_t a, size_t b) const {
     return std::none_of(starts_.begin(), starts_.end(), [&](size_t other) {
       const uint32_t group = call_at(other).group;
@@ -305,7 +305,7 @@ TEST(PlannedFaults, NoFalseAlarmOnRandomLayouts) {
 }
 
 TEST(PlannedFaults, ARankWithoutRowsForItsExperts) {
-  // Of 16 tokens on 16 ranks each has one, for one of four experts with biases.
+  // Each of 16 ranks has one of 16 tokens, for one of four experts with biases.
   const Overrides fields =
       with(with(layout({"tensor_model_parallel_size=4", "context_parallel_size=4", kSequence,
                         "expert_model_parallel_size=4", "expert_tensor_parallel_size=1"}),

@@ -1,4 +1,4 @@
-// What record_job() writes down against real runs of ranks as threads.
+// The programs that record_job() records, against real runs of ranks as threads.
 
 #include "lockstep/training/planned_job.h"
 

@@ -1,4 +1,4 @@
-// The kernels that record_job() writes down against formulas and against libtorch's tensors.
+// The kernels that record_job() records, against formulas and against libtorch's tensors.
 
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ namespace {
 
 using namespace testing;
 
-/// Sums over the kernels of the last step of all ranks.
+/// Sums `value` over the kernels of the last step of all ranks.
 template <class Value>
 double sum_of(const JobProgram& job, Value&& value) {
   double sum = 0;
@@ -37,7 +37,7 @@ double flops_of(const JobProgram& job) {
   return sum_of(job, [](const ProgramKernel& kernel) { return kernel.flops; });
 }
 
-/// Of attention's core in the forward of all layers and tokens.
+/// Operations of attention's core in forward, over all layers and tokens.
 double attention_flops(const Config& config) {
   const TransformerConfig& model = config.model;
   const double tokens =
@@ -71,8 +71,8 @@ TEST(PlannedKernels, ProductsAreThoseOfTheModelOnEveryLayout) {
                    "model.add_bias_linear=true", "model.num_query_groups=2"});
 }
 
-/// Starts, waits and products from the first kernel or start of what has `label` on, `count` of
-/// them; products before the first start where `product_first`.
+/// Returns `count` starts, waits and products, from the first start of a call whose label ends with
+/// `label`. With `product_first` they begin with the product before that start.
 std::vector<std::string> order_around(const RankProgram& program, const std::string& label,
                                       bool product_first, size_t count) {
   std::vector<std::string> all;
@@ -125,7 +125,7 @@ TEST(PlannedKernels, TheOptimizerReadsAndWritesItsState) {
     const auto elements = static_cast<double>(num_parameters(config));
     // Master, moments: read and written, 24 bytes; gradient read, 4; bf16 weight written, 2.
     EXPECT_EQ(bytes, 30 * elements) << ranks;
-    // The norm goes over the padding of buffers, too.
+    // The norm covers the padding of buffers, too.
     EXPECT_GE(normed, elements) << ranks;
     EXPECT_LE(normed, 1.1 * elements) << ranks;
   }

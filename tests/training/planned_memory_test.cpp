@@ -1,5 +1,5 @@
-// The most memory that record_job() works out for each rank, against what the CPU's allocator hands
-// out to real runs of the same ranks as threads.
+// The peak memory that record_job() computes for each rank, against the allocations of the CPU
+// allocator in real runs of the same ranks as threads.
 
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ Config job_of(const Overrides& overrides) {
       "test", overrides);
 }
 
-/// Of each rank: its model, two steps and a validation.
+/// The peak of each rank: construction of its model, two steps and a validation.
 std::vector<int64_t> measured_peaks(const Config& config, int64_t world) {
   std::vector<int64_t> peaks(static_cast<size_t>(world));
   testing::RankThreadOptions options;
@@ -52,9 +52,9 @@ std::vector<int64_t> measured_peaks(const Config& config, int64_t world) {
   return peaks;
 }
 
-/// Planned / measured - 1 of the rank where they differ most. Capacity counts over the ranks of tp
-/// and cp, so the router decides which of them has how many rows of an expert: with experts the
-/// mean counts of the ranks that have the same plan.
+/// Planned / measured - 1 of the rank where they differ most. Expert capacity applies to the ranks
+/// of tp and cp together, so the router decides how many rows of an expert each of them has. With
+/// experts the mean of the ranks that have the same plan counts.
 double largest_error(const Config& config, int64_t world) {
   const JobProgram job = record_job(config, world);
   const std::vector<int64_t> measured = measured_peaks(config, world);
@@ -75,9 +75,9 @@ double largest_error(const Config& config, int64_t world) {
   return largest;
 }
 
-/// When threads of other ranks free depends on the machine's other work: 0.0102 was seen in the
-/// place of 0. So the best of three runs counts, and none may be far off.
-/// `above`: how much more than measured may be planned, where that is more than `most`.
+/// When threads of other ranks free memory depends on the machine's load: 0.0102 was seen instead
+/// of 0. So the best of three runs counts, and none may be far off.
+/// `above`: how much more than measured may be planned, if that is more than `most`.
 void expect_within(double most, int64_t world, const Overrides& overrides, double above = 0) {
   constexpr double kFar = 0.02;
   double error = largest_error(job_of(overrides), world);
@@ -93,8 +93,9 @@ void expect_within(double most, int64_t world, const Overrides& overrides, doubl
 
 TEST(PlannedMemory, OfDenseModelsIsThatOfARun) {
   constexpr double kFew = 0.0005;  // indices that the host holds
-  // Which micro-batch of ranks as threads needs most depends on when others free, and each of the
-  // eight holds 1,040 bytes of token ids more than the one before it. They need less than planned.
+  // Ranks as threads need less than planned. Which micro-batch needs most depends on when other
+  // ranks free memory, and each of the eight holds 1,040 bytes of token ids more than the one
+  // before.
   constexpr double kAbove = 0.003;
   expect_within(kFew, 1, {});
   expect_within(0.01, 1, {"train.precision=bf16"});  // some CPUs pack operands
@@ -112,7 +113,7 @@ TEST(PlannedMemory, OfDenseModelsIsThatOfARun) {
   expect_within(0.02, 2, layout({kPipeline}));
 }
 
-/// Draws jobs of 1 to 4 ranks, also such as are refused.
+/// Draws jobs of 1 to 4 ranks. Some of them are refused.
 class Jobs {
  public:
   explicit Jobs(uint64_t seed) : random_(seed) {}
@@ -174,7 +175,7 @@ class Jobs {
       maybe(30, "model.recompute_method=block");
     }
     if (!chance(25)) return;
-    // Else it depends on the router how much each rank takes.
+    // Otherwise the memory of each rank would depend on the router.
     for (const char* field :
          {"num_experts=4", "moe_expert_capacity_factor=1", "moe_pad_expert_input_to_capacity=true"})
       add(fmt::format("model.{}", field));
@@ -206,7 +207,7 @@ class Jobs {
   std::mt19937_64 random_;
 };
 
-/// The error of `job`; nothing where it is refused.
+/// The error of `job`, or nothing if it is refused.
 std::optional<double> error_of(const Jobs::Job& job) {
   try {
     return largest_error(job_of(job.overrides), job.world);

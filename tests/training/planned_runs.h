@@ -1,6 +1,6 @@
 #pragma once
 
-// What record_job() writes down against a real run of ranks as threads.
+// The programs that record_job() records, against a real run of ranks as threads.
 
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -16,13 +16,13 @@
 
 namespace lockstep::testing {
 
-/// A call as text: of equal calls equal.
+/// A call as text. Equal calls have equal texts.
 inline std::string text_of(const RankList& ranks, const std::string& operation,
                            const std::string& label, const std::string& dtype, int64_t numel) {
   return fmt::format("{} of {}, {} x {} over {}", operation, label, numel, dtype, ranks);
 }
 
-/// What `rank` calls, without comparisons, an exchange as a message to and one from.
+/// The calls of `rank` without comparisons. An exchange counts as a send and a receive.
 inline std::vector<std::string> planned_calls(const JobProgram& job, const JobGroups& groups,
                                               int64_t rank) {
   using OperationKind = CollectiveOperation::Kind;
@@ -58,8 +58,8 @@ inline std::vector<std::string> real_calls(const CollectiveLog& log, int64_t ran
   return texts;
 }
 
-/// Two steps and a validation of `world` ranks call what is planned for each of them, in that
-/// order, and the plan ends.
+/// Expects that two steps and a validation of `world` ranks make the planned calls of each rank, in
+/// that order, and that the plan's order is proven.
 inline void expect_as_in_a_run(int64_t world, const Overrides& overrides) {
   SCOPED_TRACE(fmt::format("{} ranks, {}", world, fmt::join(overrides, " ")));
   const Config config = config_of(overrides);

@@ -5,7 +5,7 @@
 namespace lockstep {
 namespace {
 
-/// In the order of StepPart.
+/// Times in the order of StepPart.
 StepTimes parts(double forward, double backward, double communication, double optimizer,
                 double data, double other) {
   return {.ms = {forward, backward, communication, optimizer, data, other}};
@@ -57,7 +57,7 @@ TEST(RankComparison, MeansOfSeveralIterationsTravelInASum) {
     EXPECT_TRUE(own.empty());
     for (const int64_t iteration : {11, 12, 13, 14})
       own.add(iteration, parts(10, rank == 1 ? static_cast<double>(iteration) : 8, 0, 1, 0, 0));
-    std::vector<double> payload(sum.size(), -1);  // what is there does not matter
+    std::vector<double> payload(sum.size(), -1);  // previous values do not matter
     own.take(payload, rank);
     EXPECT_TRUE(own.empty());
     for (size_t i = 0; i < sum.size(); ++i) sum[i] += payload[i];

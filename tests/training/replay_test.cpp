@@ -1,5 +1,5 @@
-// Ranks that compute their neighbors' gradients once more: no alarm where all compute the same,
-// and the two ranks and the parameter where one does not.
+// Ranks recompute their neighbors' gradients: no alarm if all compute the same, and otherwise the
+// two ranks and the parameter are named.
 
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ TEST_F(ReplayTest, NamesTheRanksThatDisagree) {
         Trainer trainer(of_run, state);
         trainer.train_step();
         trainer.train_step();
-        // A weight that only the last layer's gradients depend on, as a unit that computes wrong.
+        // A changed weight on one rank acts like a unit that computes wrong.
         if (state.rank() == 1) {
           const at::NoGradGuard no_grad;
           trainer.model().named_parameters()["decoder.final_layernorm.weight"][3] += 1e-9;
@@ -59,7 +59,7 @@ TEST_F(ReplayTest, NamesTheRanksThatDisagree) {
   }
 }
 
-/// What is wrong in one of the two passes alone is found, on one rank too.
+/// An error in only one of the two passes is found, on a single rank too.
 TEST_F(ReplayTest, OneRankComparesWithItself) {
   const Config of_run = config({}, {});
   run_ranks(1, [&](const ParallelState& state) {

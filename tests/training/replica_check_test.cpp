@@ -1,5 +1,5 @@
-// Copies that ranks hold: no alarm where nothing has happened, and each flipped bit is named with
-// its tensor and its rank.
+// Copies that ranks hold: no alarm if nothing has happened, and each flipped bit is named with its
+// tensor and its rank.
 
 #include "lockstep/checkpoint/replica_check.h"
 
@@ -41,7 +41,7 @@ std::string name_of(const StateTensor& tensor) {
 
 class ReplicaCheckTest : public testing::CheckedRunsTest {
  protected:
-  /// What each rank throws in a training in which `disturb` is called before each iteration.
+  /// The error of each rank in a training in which `disturb` is called before each iteration.
   static std::vector<std::string> errors(
       const Config& config, int64_t world,
       const std::function<void(Trainer&, const ParallelState&, int64_t)>& disturb) {
@@ -64,7 +64,7 @@ class ReplicaCheckTest : public testing::CheckedRunsTest {
     throw std::runtime_error("no " + state + " of " + name);
   }
 
-  /// A flip on `rank` before iteration 3.
+  /// Flips a bit on `rank` before iteration 3.
   static std::function<void(Trainer&, const ParallelState&, int64_t)> flip_on(
       int64_t rank, const std::string& name, const std::string& state_name) {
     return [=](Trainer& trainer, const ParallelState& state, int64_t iteration) {
@@ -146,7 +146,7 @@ TEST_F(ReplicaCheckTest, ValuesWithoutACopyAreComparedWithThemselves) {
   EXPECT_EQ(named, 2);
 }
 
-/// Also in the shards of parameters, of which no rank has a copy.
+/// Applies to shards of parameters too, of which no rank has a copy.
 TEST_F(ReplicaCheckTest, ShardsOfParametersAreComparedWithThemselves) {
   const Config of_run = config(
       with(with(kShards, kEach), {"ddp.data_parallel_sharding_strategy=optim_grads_params"}), {});
@@ -168,7 +168,7 @@ TEST_F(ReplicaCheckTest, ShardsOfParametersAreComparedWithThemselves) {
   EXPECT_EQ(named, 2);
 }
 
-/// Weights that are loaded into a run are no flipped bits.
+/// Loading weights into a run does not count as flipped bits.
 TEST_F(ReplicaCheckTest, LoadingIsNoChangeThatNothingWrote) {
   const Config of_run = three_ranks(kEach);
   const testing::TemporaryFolder folder;
@@ -224,8 +224,8 @@ TEST_F(ReplicaCheckTest, NothingIsSavedOfARunWhoseCopiesDiffer) {
   EXPECT_EQ(bad, 0);
 }
 
-/// Each iteration compares twice: the state before its gradients are reduced, and then these. Parts
-/// that one rank alone holds are not communicated.
+/// Each iteration compares twice: the state before its gradients are reduced, and then the reduced
+/// gradients. Parts that only one rank holds are not communicated.
 TEST_F(ReplicaCheckTest, ComparesWithOneAllReduceEach) {
   for (const bool shards : {false, true}) {
     const Config of_run = config(with(kEach, shards ? kShards : Fields{}), {});
@@ -257,7 +257,7 @@ TEST_F(ReplicaCheckTest, ComparesWithOneAllReduceEach) {
   }
 }
 
-/// No iteration follows that would compare what the last update has left, and nothing is saved.
+/// No further iteration compares the result of the last update, and nothing is saved.
 TEST_F(ReplicaCheckTest, TheLastUpdateIsComparedAtTheEnd) {
   const Config of_run = three_ranks(with(kEach, {"train.train_iters=3"}));
   const auto found = errors_of_ranks(

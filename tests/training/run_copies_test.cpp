@@ -43,7 +43,7 @@ class RunCopiesTest : public ::testing::Test {
 
   using Body = std::function<void(Trainer&, RunCheckpoints&, const ParallelState&)>;
 
-  /// The ranks of a round, each with its copies.
+  /// Runs the ranks of a round, each with its copies.
   void run(const Config& config, std::vector<StateCopies>& copies, int64_t round, const Body& body,
            testing::CollectiveLog* log = nullptr) const {
     testing::run_ranks(static_cast<int64_t>(copies.size()),
@@ -56,7 +56,7 @@ class RunCopiesTest : public ::testing::Test {
                        {.sizes = parallel_options(config, c10::kCPU).sizes, .log = log});
   }
 
-  /// Loss and gradient norm of further iterations.
+  /// Loss, gradient norm, learning rate, samples and loss scale of further iterations.
   static std::vector<double> steps(Trainer& trainer, int64_t count) {
     std::vector<double> values;
     for (int64_t i = 0; i < count; ++i) {
@@ -69,7 +69,7 @@ class RunCopiesTest : public ::testing::Test {
     return values;
   }
 
-  /// Trains on `first`, with copies; the curve after the last of them. Then loses ranks.
+  /// Trains on `first` with copies, then loses ranks. Returns the curve after the last copy.
   std::vector<double> train_and_lose(const RunLayout& first, const Fields& more,
                                      std::vector<StateCopies>& copies,
                                      const std::set<int64_t>& lost, bool replaced) const {
@@ -164,7 +164,7 @@ TEST_F(RunCopiesTest, FewerRanksGoOnWithTheSameLosses) {
   }
 }
 
-/// Nothing is copied between the intervals, and a run that resumes copies at once.
+/// No copy is made between the intervals, and a run that resumes makes one at once.
 TEST_F(RunCopiesTest, CopiesAreMadeInTheirInterval) {
   const Config every_third = config({"checkpoint.in_memory_interval=3"});
   std::vector<StateCopies> copies(2);
@@ -243,7 +243,7 @@ TEST_F(RunCopiesTest, WhatIsLostIsToldAndTheRunBeginsAgain) {
   });
 }
 
-/// What flips in memory is found before it is copied.
+/// A bit that flips in memory is found before it is copied.
 TEST_F(RunCopiesTest, RanksCompareWhatTheyHoldBeforeTheyCopyIt) {
   std::vector<StateCopies> copies(2);
   testing::CollectiveLog log;
@@ -264,10 +264,10 @@ TEST_F(RunCopiesTest, RanksCompareWhatTheyHoldBeforeTheyCopyIt) {
     if (call.label == "a part of the state in memory" && call.operation == "all_to_all")
       order += 'k';
   }
-  EXPECT_EQ(order, "ckckckc");  // the last is at the end
+  EXPECT_EQ(order, "ckckckc");  // the last comparison is at the end
 }
 
-/// Of what a run leaves when it goes back, metrics.jsonl has no lines any more.
+/// metrics.jsonl no longer has the lines of iterations that a run abandons when it goes back.
 TEST_F(RunCopiesTest, ARunThatGoesBackLeavesNoCopies) {
   const Config config = this->config({"checkpoint.save_interval=2"});
   std::vector<StateCopies> copies(2);

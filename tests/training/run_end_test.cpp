@@ -55,7 +55,7 @@ class RunEndTest : public ::testing::Test {
         "test", all);
   }
 
-  /// In `bad` iterations the gradients are infinite on rank 1, though the losses are not.
+  /// Makes the gradients infinite on rank 1 in `bad` iterations. The losses stay finite.
   static void spoil(Trainer& trainer, const ParallelState& state,
                     const std::function<bool(int64_t iteration)>& bad) {
     if (state.rank() != 1) return;
@@ -99,12 +99,12 @@ TEST_F(RunEndTest, ALossThatIsNoNumberEndsAllRanksAfterItIsTold) {
     ++losses;
     EXPECT_EQ(call.operation, "all_reduce (sum)");
     EXPECT_EQ(call.ranks, (RankList{0, 1, 2}));
-    EXPECT_EQ(call.bytes, 24);  // two sums and the ranks' wishes
+    EXPECT_EQ(call.bytes, 24);  // two sums and the ranks' wishes to stop
   }
   EXPECT_EQ(losses, 4);
 }
 
-/// Also where the run has nothing left to train and makes no save.
+/// This includes runs that have nothing left to train and save nothing.
 TEST_F(RunEndTest, AStartRemovesWhatEarlierRunsLeft) {
   const std::filesystem::path into = folder_.path() / "left";
   for (const char* const left : {"step_4.removed.partial", "step_9.partial"}) {
@@ -127,7 +127,7 @@ TEST_F(RunEndTest, AStartRemovesWhatEarlierRunsLeft) {
 
 TEST_F(RunEndTest, SkippedStepsCountInARowAndOverResumes) {
   const std::string into = folder_.path() / "saved";
-  // Three in a row, then good ones, and from the eighth all.
+  // Three bad steps in a row, then good ones, and only bad ones from the eighth on.
   const auto bad = [](int64_t i) { return (i >= 3 && i <= 5) || i >= 8; };
   const auto run = [&](const std::string& iterations, RunEnd end) {
     testing::run_ranks(2, [&](const ParallelState& state) {

@@ -98,7 +98,7 @@ TEST(ParallelOptions, StagesOfAPipelineOnADeviceSendThroughFewBlocks) {
     EXPECT_EQ(kind, GroupKind::pp) << "others keep NCCL's choice";
 }
 
-/// Variables of this process that are as before when it ends.
+/// Unsets variables of this process, and restores them at the end.
 class WithoutVariables {
  public:
   explicit WithoutVariables(std::vector<std::string> names) : names_(std::move(names)) {

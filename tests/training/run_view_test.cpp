@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-/// As a run writes them, with everything that a line may have.
+/// Metrics as a run writes them, with everything that a line may have.
 RunMetrics watched_metrics(int64_t iterations) {
   RunMetrics metrics;
   for (int64_t i = 1; i <= iterations; ++i) {

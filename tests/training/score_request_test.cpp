@@ -59,7 +59,7 @@ TEST(ScoreTokens, AreThoseOfLmEvaluationHarness) {
   using Ids = std::vector<int64_t>;
   EXPECT_EQ(encode("ab", "cd").ids, (Ids{'a', 'b', 'c', 'd'}));
   EXPECT_EQ(encode("ab", "cd").scored, 2);
-  // Spaces go over to the continuation: one byte, and two of UTF-8.
+  // Trailing spaces move to the continuation: single bytes, and two bytes of UTF-8.
   EXPECT_EQ(encode("ab \n", "c").scored, 3);
   EXPECT_EQ(encode("ab\u00a0", "c").scored, 3);
   EXPECT_EQ(encode("", "cd").ids, (Ids{256, 'c', 'd'}));
@@ -70,7 +70,7 @@ TEST(ScoreTokens, AreThoseOfLmEvaluationHarness) {
   EXPECT_EQ(encode("abcdef", "gh", 4).ids, (Ids{'d', 'e', 'f', 'g', 'h'}));
   EXPECT_EQ(encode("a", "bcde", 4).ids, (Ids{'a', 'b', 'c', 'd', 'e'}));
   EXPECT_EQ(encode("", "bcde", 4).ids, (Ids{256, 'b', 'c', 'd', 'e'}));
-  // Of a longer continuation the last 4 are scored.
+  // Of a longer continuation only the last 4 tokens are scored.
   EXPECT_EQ(encode("a", "bcdef", 4).ids, (Ids{'b', 'c', 'd', 'e', 'f'}));
   EXPECT_EQ(encode("a", "bcdef", 4).scored, 4);
   EXPECT_EQ(encode("", "bcdefg", 4).ids, (Ids{'c', 'd', 'e', 'f', 'g'}));
@@ -84,7 +84,7 @@ TEST(ScoreTokens, OfAnEmptyContinuationAreNone) {
   EXPECT_EQ(encode("", "").ids, (Ids{256}));
   EXPECT_EQ(encode("", "").scored, 0);
   EXPECT_EQ(encode("abcdef", "", 4).scored, 0);
-  // The space goes over to the continuation.
+  // The space moves to the continuation.
   EXPECT_EQ(encode("ab ", "").scored, 1);
 }
 
@@ -96,7 +96,7 @@ TEST(ScoreTokens, RefuseWhatCannotBeScored) {
   EXPECT_TRUE(throws_with<ConfigError>([] { encode("a", "\xff", 4, 200); }, "found 255, allowed"));
 }
 
-/// Merges "ab" alone, so that a context's last token may differ beside its continuation.
+/// Merges only "ab", so that a context's last token may depend on its continuation.
 class MergingTokenizer : public ByteTokenizer {
  public:
   size_t encode_front(std::string_view text, bool /*last*/, std::vector<int64_t>& ids) override {

@@ -25,7 +25,7 @@ TEST(Score, IsTheSumOfEachTokensOwnLoss) {
     request.scored = std::min<int64_t>(length - 1, 3);
     requests.push_back(request);
   }
-  // One that the model would write itself.
+  // A continuation that the model itself would generate.
   ScoreTokens greedy{{4, 2}, 1};
   const auto next = [&] {
     for (const auto& child : model.children()) child->eval();

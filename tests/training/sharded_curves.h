@@ -7,7 +7,7 @@
 #include "lockstep/tests/training/layout_curves.h"
 
 /// The reference GPT with sharded gradients and parameters (ddp.data_parallel_sharding_strategy):
-/// what it learns, and what it holds.
+/// its curves and its memory.
 namespace lockstep::testing {
 
 using Overrides = std::vector<std::string>;
@@ -32,7 +32,7 @@ inline const char *const kTensor = "tensor_model_parallel_size=2",
 
 class ShardedTrainingTest : public LayoutCurvesTest {
  protected:
-  /// `strategies` against one process that shards nothing.
+  /// Compares `strategies` with one process that shards nothing.
   void expect_all_equal(const Overrides& model, int64_t world, const Overrides& layout,
                         const std::vector<Overrides>& strategies = all_strategies()) const {
     const std::vector<double> expected = curve(config(model, {}), 1);
@@ -52,7 +52,7 @@ class ShardedTrainingTest : public LayoutCurvesTest {
             with(kParams, {kAhead, "ddp.bucket_size=300"})};
   }
 
-  /// The losses of the sharded optimizer, bit for bit. Not the norms, which add other pieces up.
+  /// Expects the losses of the sharded optimizer, bit for bit. (Norms add up other pieces.)
   void expect_bits_of_optim(const Overrides& model, int64_t world, const Overrides& layout) const {
     const std::vector<double> expected = curve(config(with(model, kOptim), layout), world);
     for (const Overrides& strategy : {kGrads, kParams, with(kParams, {kAhead})}) {
@@ -64,7 +64,8 @@ class ShardedTrainingTest : public LayoutCurvesTest {
     }
   }
 
-  /// What a rank keeps, and at most has beside it in three steps.
+  /// Compares the memory that a rank keeps and the peak of what it borrows in three steps to the
+  /// plan.
   static void expect_memory_as_planned(const Config& job, int64_t world) {
     const MemoryPlan plan = plan_memory(job, world);
     RankThreadOptions options;
@@ -86,7 +87,7 @@ class ShardedTrainingTest : public LayoutCurvesTest {
           ASSERT_NE(pool, nullptr);
           const int64_t lent = planned.parameter_bytes + planned.gradient_bytes - kept;
           const auto peak = static_cast<int64_t>(pool->peak_bytes());
-          EXPECT_LE(peak, lent + lent / 4);  // a block may be a quarter larger than asked for
+          EXPECT_LE(peak, lent + lent / 4);  // a block may be a quarter larger than requested
           EXPECT_GE(peak, lent / 2);
         },
         options);

@@ -29,7 +29,7 @@ TEST_F(ShardedExpertsTest, WithoutExpertParallelism) {
 }
 
 TEST_F(ShardedExpertsTest, WithExpertParallelism) {
-  expect_all_equal(kShared, 2, {kExpert});  // of the experts no rank has a replica
+  expect_all_equal(kShared, 2, {kExpert});  // no rank has a replica of the experts
   expect_all_equal(kShared, 4, {kExpert});
   expect_all_equal(with(kExperts, {"model.add_bias_linear=true", "model.activation=gelu"}), 4,
                    {kExpert});
@@ -37,7 +37,7 @@ TEST_F(ShardedExpertsTest, WithExpertParallelism) {
 
 TEST_F(ShardedExpertsTest, BesideTensorAndContextParallelism) {
   expect_all_equal(kShared, 4, {kExpert, kTensor, kWholeExperts, kSequence});
-  expect_all_equal(kExperts, 2, {kTensor, kWholeExperts});  // experts have replicas, others none
+  expect_all_equal(kExperts, 2, {kTensor, kWholeExperts});  // only experts have replicas
   expect_all_equal(kExperts, 8, {kExpert, kTensor, kSequence}, {kParams});
   expect_all_equal(kExperts, 4, {kExpert, kContext});
 }
@@ -74,8 +74,8 @@ TEST_F(ShardedExpertsTest, TheBitsAreThoseOfTheShardedOptimizer) {
     }
 }
 
-/// Sends all tokens of a rank to two of the four experts: to which, the step says, and the rank's
-/// half of expert-dp.
+/// Sends all tokens of a rank to two of the four experts. The step and the rank's position in
+/// expert-dp decide which.
 void force_routing(const Trainer& trainer, const ParallelState& state, int step) {
   const bool second = (state.group(GroupKind::expert_dp).rank() + step) % 2 == 1;
   for (const auto& chunk : trainer.training_model().chunks())
@@ -85,7 +85,8 @@ void force_routing(const Trainer& trainer, const ParallelState& state, int step)
     }
 }
 
-/// Losses and final weights of a rank that has no token for its experts in every second step.
+/// Losses and final weights of the last rank, which has no token for its experts in every second
+/// step.
 std::vector<at::Tensor> forced_run(const Config& job, int64_t world) {
   RankThreadOptions options;
   options.sizes = parallel_options(job, c10::kCPU).sizes;
@@ -115,7 +116,7 @@ std::vector<at::Tensor> forced_run(const Config& job, int64_t world) {
   return result;
 }
 
-/// Of the two ranks that hold an expert each has tokens for it where the other has none.
+/// Of the two ranks that hold an expert, one has tokens for it when the other has none.
 TEST_F(ShardedExpertsTest, RanksWithoutTokensGatherAndReduceAsTheOthers) {
   LOCKSTEP_NEEDS_HOST_TRANSPORT();
   const Overrides forced =
@@ -139,7 +140,7 @@ TEST_F(ShardedExpertsTest, RanksWithoutTokensGatherAndReduceAsTheOthers) {
     }
 }
 
-/// Of rank 0 in its third step, by group.
+/// Traffic of rank 0 in its third step, by group.
 std::map<std::string, ShardedTraffic> sent_in_step(const Config& job, int64_t world,
                                                    std::map<std::string, int64_t>& units) {
   CollectiveLog log;
@@ -184,7 +185,7 @@ TEST_F(ShardedExpertsTest, AStepSendsWhatTheFormulaSays) {
       auto sent = sent_in_step(job, 4, units);
       int64_t experts = 0;
       for (const auto& [name, bytes] : units) experts += is_of_experts(name) ? bytes : 0;
-      EXPECT_EQ(units.size(), 2 + 5U);  // of each layer the experts lie apart
+      EXPECT_EQ(units.size(), 2 + 5U);  // each layer's experts are separate
       // fc1 with its gate and fc2 of two of the four experts, over two ranks.
       EXPECT_EQ(experts, 2 * 2 * 3 * 16 * 16 * 8 / 2);
       EXPECT_EQ(sent.at("expert-dp"), expected_traffic(units, true, microbatches, 2));
@@ -247,7 +248,7 @@ TEST_F(ShardedExpertsTest, AllRanksDoTheSame) {
   }
 }
 
-/// Where no rank has a replica of the experts, the piece that comes next is the next layer's.
+/// If no rank has a replica of the experts, the next piece is the next layer's.
 TEST_F(ShardedExpertsTest, AnEvaluationGathersAheadOfExpertsThatLieWhole) {
   LOCKSTEP_NEEDS_HOST_TRANSPORT();
   const Config job = config(with(with(kExperts, kParams), {kAhead}), {kExpert});

@@ -45,8 +45,8 @@ TEST_F(ShardedTrainingTest, InsideOfOptimizerInstances) {
   expect_all_equal({}, 4, {"num_distributed_optimizer_instances=2"});
 }
 
-/// The norm alone adds other pieces up. Where buffers in fp32 take the gradients of bf16 weights,
-/// those of whole buffers are added without being rounded first, and sharded ones are rounded.
+/// Only the norm adds up other pieces. Where fp32 buffers take the gradients of bf16 weights, whole
+/// buffers add them without rounding first, and sharded buffers round them.
 TEST_F(ShardedTrainingTest, TheBitsAreThoseOfTheShardedOptimizer) {
   LOCKSTEP_NEEDS_HOST_TRANSPORT();
   for (const char* precision : {"train.precision=fp32", "train.precision=bf16"})
@@ -73,7 +73,7 @@ TEST_F(ShardedTrainingTest, AllRanksDoTheSame) {
   }
 }
 
-/// Of four steps, between which each rank reads another weight, as in a save.
+/// Losses of four steps. Between steps each rank reads another weight, as in a save.
 std::vector<double> losses_with_reads(const Config& job, int64_t world) {
   std::vector<double> losses;
   RankThreadOptions options;

@@ -27,7 +27,7 @@ using Values = std::map<std::string, at::Tensor>;
 
 constexpr int64_t kSteps = 3;
 
-/// Copies of what a rank would save, by name and state.
+/// Copies of the values that a rank would save, by name and state.
 Values values_of(Trainer& trainer) {
   Values values;
   for (const StateTensor& tensor : trainer.state(/*with_optimizer=*/true))
@@ -72,7 +72,7 @@ class SkippedInitializationTest : public ::testing::Test {
     return into;
   }
 
-  /// Loads the same into a run with initial values and into one without.
+  /// Loads the same checkpoint into a run with initial values and into one without.
   static void load_both(const Config& config, const std::string& from, bool weights_only,
                         const std::function<void(Trainer& usual, Trainer& other)>& body) {
     on_ranks(config, [&](const ParallelState& state) {

@@ -1,5 +1,5 @@
-// Runs that went back after a spike, and are then stopped and resumed, or killed and started again:
-// they tell what a run tells that nothing happens to.
+// Runs that went back after a spike, and are then stopped and resumed, or killed and restarted:
+// they report the same as an undisturbed run.
 
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -47,15 +47,15 @@ class SpikeRecoveryTest : public testing::SpikeRuns {
     return fields;
   }
 
-  /// Goes on from what was saved in `folder`.
+  /// Resumes from the checkpoint in `folder`.
   Config resumed(const Layout& layout, const std::string& folder) const {
     Fields fields = rewinding(layout);
     fields.push_back("checkpoint.load=" + folder);
     return config(wild_, fields);
   }
 
-  /// How many iterations were told until the first spike that the run went back from, that one
-  /// included.
+  /// The number of iterations reported up to and including the first spike that the run went back
+  /// from.
   static size_t told_until_first_return(const std::vector<Told>& told) {
     for (size_t i = 1; i < told.size(); ++i)
       if (told[i].iteration <= told[i - 1].iteration) return i;
@@ -76,7 +76,7 @@ TEST_F(SpikeRecoveryTest, AResumedRunKnowsWhatWasLeftOut) {
         train(wild(rewinding(layout)), layout.world, at(fmt::format("whole_{}", i)));
     ASSERT_EQ(all.end, RunEnd::done);
     const size_t until = told_until_first_return(all.told);
-    // Before and after the first checkpoint that says what was left out.
+    // Before and after the first checkpoint that records which samples were left out.
     for (const size_t more : {1, 4}) {
       const std::string folder = at(fmt::format("resumed_{}_{}", i, more));
       std::vector<Told> told =
@@ -117,8 +117,8 @@ Fields with_copies(Fields fields) {
   return fields;
 }
 
-/// Only the step whose telling was the last is made again. Saves are made in the foreground: the
-/// end of a run drops one in the background, and the spike then goes back further.
+/// Only the last reported step is repeated. Saves are made in the foreground: the end of a run
+/// drops one in the background, and the run would then go back further.
 TEST_F(SpikeRecoveryTest, RanksThatKeepCopiesLoseNoStepAndGoBackAgain) {
   for (size_t i = 1; i < kLayouts.size(); ++i) {
     Layout layout = kLayouts[i];
@@ -142,7 +142,7 @@ TEST_F(SpikeRecoveryTest, RanksThatKeepCopiesLoseNoStepAndGoBackAgain) {
   }
 }
 
-/// A copy from between the two spikes knows of the first.
+/// A copy made between the two spikes knows of the first.
 TEST_F(SpikeRecoveryTest, ASecondSpikeEndsARunThatHasResumedFromACopy) {
   wild_ = folder_.write("two", text(240, {77, 101}));
   Fields fields = with_copies(rewinding({2, {}}));

@@ -17,7 +17,7 @@
 #include "lockstep/training/run_checkpoints.h"
 #include "lockstep/training/trainer.h"
 
-/// Runs over a text of which some samples are of another kind, so that their losses are spikes.
+/// Runs over a text in which some samples are of another kind, so that their losses are spikes.
 namespace lockstep::testing {
 
 using SpikeFields = std::vector<std::string>;
@@ -38,17 +38,17 @@ struct SpikeOutcome {
   std::string divergence;
 };
 
-/// What happens to a run on its way.
+/// Events during a run.
 struct SpikeRunEvents {
   JobStart start = {};
-  /// Told iterations after which a signal stops the run, or all of its ranks are killed.
+  /// Reported iterations after which a signal stops the run, or all of its ranks are killed.
   size_t stopped_after = std::numeric_limits<size_t>::max();
   size_t killed_after = std::numeric_limits<size_t>::max();
-  /// On rank 0, while no save is under way: of each iteration before it is saved, and before the
-  /// run goes back.
+  /// Called on rank 0 while no save is in progress: with each iteration before it is saved, and
+  /// before the run goes back.
   std::function<void(const IterationMetrics&)> iteration = {};
   std::function<void()> going_back = {};
-  std::vector<StateCopies>* copies = nullptr;  ///< of the ranks
+  std::vector<StateCopies>* copies = nullptr;  ///< one for each rank
 };
 
 class SpikeRuns : public ::testing::Test {
@@ -60,7 +60,7 @@ class SpikeRuns : public ::testing::Test {
     train(config(calm_, {"train.train_iters=30"}), 1, base_);
   }
 
-  /// `samples` samples that count up, but for those in `strange`, which have other bytes.
+  /// `samples` samples that count up, except those in `strange`, which have other bytes.
   static std::string text(int64_t samples, const std::vector<int64_t>& strange) {
     std::string all;
     for (int64_t i = 0; i <= samples * kLength; ++i) all += static_cast<char>('a' + i % 7);
@@ -85,14 +85,14 @@ class SpikeRuns : public ::testing::Test {
         "test", all);
   }
 
-  /// Goes on from the model that has learned the calm text.
+  /// Starts from the model that has learned the calm text.
   Config wild(const SpikeFields& more) const {
     SpikeFields all = {"checkpoint.load=" + base_, "checkpoint.finetune=true"};
     all.insert(all.end(), more.begin(), more.end());
     return config(wild_, all);
   }
 
-  /// As `lockstep train` does it, into `folder`, or nowhere.
+  /// Trains as `lockstep train` does. Saves into `folder`, or nowhere.
   static SpikeOutcome train(const Config& config, int64_t world, const std::string& folder,
                             const SpikeRunEvents& events = {}) {
     RankThreadOptions options;

@@ -1,5 +1,5 @@
-// Spikes of the loss and of the gradient norm: which iterations are found, against a list that is
-// worked out here from a run that does not look for them; what happens then.
+// Spikes of the loss and of the gradient norm: which iterations are found, against a list computed
+// here from a run that does not look for them, and what happens then.
 
 #include "lockstep/training/spikes.h"
 
@@ -34,7 +34,7 @@ using Fields = testing::SpikeFields;
 using Outcome = testing::SpikeOutcome;
 using SpikesTest = testing::SpikeRuns;
 
-/// Whether `x` is further above the mean of the last `kWindow` of `before` than kZScore deviations.
+/// Whether `x` is more than kZScore deviations above the mean of the last `kWindow` of `before`.
 bool is_outlier(const std::vector<double>& before, double x) {
   if (before.size() < kWindow) return false;
   const std::vector<double> last(before.end() - kWindow, before.end());
@@ -55,7 +55,8 @@ struct Accepted {
   }
 };
 
-/// What a run whose weights do not change is to tell, from what it gives for each batch of data.
+/// The expected report of a run whose weights do not change, from its results for each batch of
+/// data.
 std::vector<Told> told_with_rewind(const std::vector<Told>& batches, int64_t interval,
                                    int64_t iterations, bool* ends) {
   std::vector<Told> told;

@@ -1,4 +1,4 @@
-// Where the time of an iteration goes, and which rank is the slowest in what, on all layouts.
+// How the time of an iteration is spent, and which rank is slowest in which part, on all layouts.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ TEST(StepTimes, PartsAddUpToTheIterationOnEveryLayout) {
   }
 }
 
-/// Of one rank over iterations 2 and 3.
+/// Mean times of one rank over iterations 2 and 3.
 StepTimes mean_times(const std::vector<IterationMetrics>& iterations) {
   StepTimes mean;
   for (size_t i = 0; i < kStepParts; ++i)
@@ -68,10 +68,10 @@ TEST(StepTimes, RanksAreComparedByTheTimesThatTheyTellOnEveryLayout) {
   }
 }
 
-/// Longer than a busy machine keeps a rank waiting.
+/// Sleeps longer than a busy machine keeps a rank waiting.
 void lag() { std::this_thread::sleep_for(std::chrono::milliseconds(400)); }
 
-/// From now on this thread sleeps in the operator that embeds tokens, which comes in forward alone.
+/// From now on this thread sleeps in the operator that embeds tokens, which runs only in forward.
 void lag_in_forward() {
   at::addThreadLocalCallback(
       at::RecordFunctionCallback([](const at::RecordFunction& function)
@@ -100,7 +100,7 @@ TEST(StepTimes, ARankThatLagsIsNamedWithWhatItLagsIn) {
   }
 }
 
-/// (operation, label, group, bytes) of what a rank sent.
+/// (operation, label, group, bytes) of each call of a rank.
 std::vector<std::string> calls_of(const CollectiveLog& log, int64_t rank) {
   std::vector<std::string> calls;
   for (const CollectiveRecord& record : log.of_rank(rank))

@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-/// What comes of `text` in pieces of `size`.
+/// The output for `text` in pieces of `size`.
 std::string stopped(const std::string& text, const std::vector<std::string>& strings, size_t size) {
   StopStrings stop(strings);
   std::string result;

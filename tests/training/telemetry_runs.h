@@ -10,7 +10,7 @@
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/training/trainer.h"
 
-/// Short runs of the reference GPT on any layout, for tests of what is measured of them.
+/// Short runs of the reference GPT on any layout, for tests of their measurements.
 namespace lockstep::testing {
 
 using Settings = std::vector<std::string>;
@@ -61,7 +61,7 @@ class TelemetryRuns {
 
   using Change = std::function<void(Trainer& trainer, const ParallelState& state)>;
 
-  /// What each rank told of each iteration. `change` is called before the first one.
+  /// Metrics that each rank reported of each iteration. `change` is called before the first one.
   static std::vector<std::vector<IterationMetrics>> run(const Config& config, int64_t world,
                                                         CollectiveLog* log = nullptr,
                                                         const Change& change = {}) {

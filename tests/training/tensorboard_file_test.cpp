@@ -1,5 +1,5 @@
-// What is in an event file byte by byte. tests/end_to_end/tensorboard_test.py has TensorBoard read
-// one.
+// The contents of an event file, byte by byte. tests/end_to_end/tensorboard_test.py has TensorBoard
+// read one.
 
 #include "lockstep/training/tensorboard_file.h"
 
@@ -79,7 +79,7 @@ TEST(TensorBoardFile, HoldsAVersionAStartAndOneRecordAStep) {
   ASSERT_EQ(events[2].summary().value_size(), 2);
   EXPECT_EQ(events[2].summary().value(0).tag(), "train/lm_loss");
   EXPECT_EQ(events[2].summary().value(0).simple_value(), 2.5F);
-  EXPECT_TRUE(events[2].summary().value(1).has_simple_value());  // also where it is 0
+  EXPECT_TRUE(events[2].summary().value(1).has_simple_value());  // even if it is 0
   EXPECT_EQ(events[3].step(), 9);
 }
 
@@ -104,7 +104,7 @@ TEST(TensorBoardFile, AFolderThatCannotBeMadeOrWrittenIsNamed) {
                                               "/proc/self/events.out.tfevents."));
 }
 
-/// No file may become longer than `bytes` while it lives.
+/// Limits the length of files to `bytes` during its lifetime.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) {

@@ -49,7 +49,7 @@ Json merged_in(const testing::TemporaryFolder& folder) {
   return Json::parse(folder.read("merged.json"));
 }
 
-/// The only slice of a name in a process.
+/// The only slice with this name in a process.
 Json slice_of(const Json& trace, const std::string& name, int64_t process) {
   Json found;
   for (const Json& event : trace.at("traceEvents"))

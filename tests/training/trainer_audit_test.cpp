@@ -1,5 +1,5 @@
-// The audit of a training run on layouts of ranks as threads: what is measured is what is planned,
-// and all layouts of one model train the same.
+// The audit of a training run on layouts of ranks as threads: measurements equal the plan, and all
+// layouts of one model train the same.
 
 #include <gtest/gtest.h>
 

@@ -39,10 +39,10 @@ struct TrainerLayout {
 
   int64_t ranks() const { return tp * pp * dp; }
 
-  /// Micro-batches of a step; fewer are faster.
+  /// Micro-batches per step; fewer are faster.
   int64_t microbatches() const { return std::max<int64_t>(pp, 2); }
 
-  /// One for each chunk, at least 2.
+  /// One layer for each chunk, at least 2.
   int64_t layers() const { return std::max<int64_t>(pp * vpp, 2); }
 
   Overrides overrides() const {
@@ -63,8 +63,8 @@ struct TrainerLayout {
   }
 };
 
-/// What rank 0 saw: losses and norms of all steps, then the validation loss; and the weights of all
-/// ranks, by name and rank of tp.
+/// Losses and norms of all steps, then the validation loss, as every rank sees them; and the
+/// weights of all ranks, by name and rank of tp.
 struct Outcome {
   std::vector<double> curve;
   std::map<std::pair<std::string, int64_t>, NamedParameter> weights;
@@ -87,7 +87,7 @@ class TrainerLayoutsTest : public ::testing::Test {
         "test", all);
   }
 
-  /// Runs of one layout, one after another in the same groups.
+  /// Trains `runs` on one layout, one after another in the same groups.
   std::vector<Outcome> train_all(const TrainerLayout& layout, const std::vector<Overrides>& runs,
                                  CollectiveLog* log = nullptr) const {
     std::vector<Config> configs;
@@ -143,7 +143,7 @@ class TrainerLayoutsTest : public ::testing::Test {
       }
   }
 
-  /// Whether all of `found` is `expected` to within `tolerance` times the largest element.
+  /// Expects that `found` equals `expected` to within `tolerance` times the largest element.
   static void expect_close(const Outcome& found, const Outcome& expected, double tolerance,
                            int64_t tp) {
     ASSERT_EQ(found.curve.size(), expected.curve.size());
@@ -164,7 +164,7 @@ class TrainerLayoutsTest : public ::testing::Test {
     EXPECT_EQ(names, expected.weights.size());
   }
 
-  /// What rank `rank` of tp holds of `whole`; without the padding of the vocabulary.
+  /// The part of `whole` on rank `rank` of tp, without the padding of the vocabulary.
   static at::Tensor part_of(const at::Tensor& whole, const NamedParameter& param, int64_t rank,
                             int64_t tp) {
     const Placement placement = param.description.placement(MeshAxis::tp);

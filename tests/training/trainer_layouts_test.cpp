@@ -1,5 +1,5 @@
-// Pipelines of the reference GPT train as one process does, and what they send; which layouts are
-// refused.
+// Pipelines of the reference GPT: they train as one process does; the messages that they send; the
+// layouts that are refused.
 
 #include "lockstep/tests/training/trainer_layouts.h"
 
@@ -119,7 +119,7 @@ TEST_F(TrainerLayoutsTest, WhatAStepSendsBetweenStages) {
   constexpr int64_t kFew = 2;
   train({.tp = 2, .sp = true, .pp = 2, .vpp = 2, .dp = 2},
         {"train.eval_iters=0", "train.train_iters=" + std::to_string(kFew)}, &log);
-  // 2 micro-batches of a rank in 4 virtual stages; activations [8 / 2, 2, 16] of 8 bytes
+  // 2 micro-batches per rank in 4 virtual stages; activations [8 / 2, 2, 16] of 8 bytes
   for (int64_t rank = 0; rank < 8; ++rank) {
     int64_t sent = 0, received = 0, bytes = 0;
     for (const CollectiveRecord& record : log.of_rank(rank)) {

@@ -46,7 +46,7 @@ class TrainerTest : public ::testing::Test {
         "test", all);
   }
 
-  /// As few micro-batches of a rank, two or three, as divide the batch.
+  /// The fewest micro-batches per rank that divide the batch: two or three.
   static std::string few_microbatches(int64_t ranks) {
     return "train.micro_batch_size=" + std::to_string(ranks == 4 ? 1 : kGlobalBatch / ranks / 2);
   }
@@ -121,7 +121,7 @@ std::vector<double> train_with_libtorch(const Config& config) {
   return values;
 }
 
-/// The curve of TrainerTest::config(), which is worked out once.
+/// The curve of TrainerTest::config(), computed once.
 const std::vector<double>& oracle_curve(const Config& config) {
   static const std::vector<double> curve = train_with_libtorch(config);
   return curve;

@@ -21,7 +21,7 @@ using testing::run_ranks;
 
 constexpr int64_t kTokens = 8, kMicrobatches = 2;  // tokens of a micro-batch on all ranks of cp
 
-/// Gradients are reduced when they are finalized, so that a test may look at a rank's own before.
+/// Gradients are reduced when they are finalized, so that a test can look at a rank's own first.
 Config one_layer(int64_t context, bool per_token, std::vector<std::string> overrides) {
   overrides.emplace_back("ddp.overlap_grad_reduce=false");
   overrides.push_back("parallel.context_parallel_size=" + std::to_string(context));
@@ -46,11 +46,11 @@ at::Tensor parameter(const torch::nn::Module& module, const std::string& name) {
   throw std::out_of_range(name);
 }
 
-/// Gives every token the loss 2, which is also its derivative by the returned weight: the logits of
-/// the vocabulary are 0 and log(exp(2) - 1), and the label is the first.
+/// Gives every token the loss 2, which is also its derivative with respect to the returned weight:
+/// the logits of the vocabulary are 0 and log(exp(2) - 1), and the label is the first.
 at::Tensor make_each_loss_two(const GPTModel& model) {
   const at::NoGradGuard no_grad;
-  const double slope = 1 - std::exp(-2);  // of the loss by the second logit
+  const double slope = 1 - std::exp(-2);  // of the loss, in the second logit
   at::Tensor scale = parameter(model, "decoder.final_layernorm.weight"),
              shift = parameter(model, "decoder.final_layernorm.bias"),
              table = parameter(model, "output_layer.weight");
@@ -62,9 +62,9 @@ at::Tensor make_each_loss_two(const GPTModel& model) {
   return table;
 }
 
-// Of a micro-batch whose 8 tokens have losses that sum to 16, one of 2. With cp 2 a rank's tokens
-// sum to 8, and what it averages is Megatron Core's loss of two numbers: its share 8 / 8, times 2
-// ranks, by 2 micro-batches.
+// The losses of a micro-batch's 8 tokens sum to 16, their mean is 2. With cp 2 those of a rank's
+// tokens sum to 8. What a rank averages is Megatron Core's loss of two numbers: its share 8 / 8,
+// times 2 ranks, divided by 2 micro-batches.
 TEST(TrainingModel, G93LossesAreDividedByTokensAndMicrobatchesOrSummed) {
   for (const int64_t context : {1, 2})
     for (const bool per_token : {false, true}) {
@@ -112,9 +112,9 @@ TEST(TrainingModel, TokensWithoutALabelCountForNothing) {
   }
 }
 
-// Megatron Core multiplies the routers' mean loss by 3 * 4 / 2 = 6 where the loss scale is 3, on 4
-// ranks of cp, with 2 micro-batches; and by 3 where losses are summed, when it is a sum too. Ours
-// is a loss of each token. (There are no layers that predict further tokens.)
+// With loss scale 3, 4 ranks of cp and 2 micro-batches, Megatron Core multiplies the routers' mean
+// loss by 3 * 4 / 2 = 6. Where losses are summed, the routers' loss is a sum too, and the factor is
+// 3. Ours is a loss of each token. (There are no layers that predict further tokens.)
 TEST(TrainingModel, G72ScaleOfTheLossesOfRouters) {
   for (const bool per_token : {false, true}) {
     const auto config = [&](int64_t context) {
@@ -122,7 +122,7 @@ TEST(TrainingModel, G72ScaleOfTheLossesOfRouters) {
                        {"model.num_experts=4", "model.moe_aux_loss_coeff=0.5",
                         "model.moe_z_loss_coeff=0.1", "model.init_method_std=0.5"});
     };
-    // Where the final norm gives 0 the labels' losses have no gradient before it.
+    // If the final norm outputs 0, the labels' losses have no gradient before it.
     const auto silence_labels = [](const GPTModel& model) {
       const at::NoGradGuard no_grad;
       parameter(model, "decoder.final_layernorm.weight").zero_();

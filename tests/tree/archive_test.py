@@ -9,7 +9,7 @@ import tempfile
 import unittest
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
-# What builds and runs leave behind. None of it belongs to the tree.
+# Leftovers of builds and runs. None of them belongs to the tree.
 LEFT_BEHIND = ("build/a.cpp", "build-lint/core/b.h", ".venv/lib/c.py", "data/d.py", "runs/tiny/e.py",
                "tests/__pycache__/f.py", "core/base/__pycache__/g.h", "compile_commands.json",
                "timeline.svg")

@@ -1,5 +1,5 @@
-"""The documents: links and anchors lead somewhere, code is compiled, commands have bash's syntax and are
-run or say why not, quoted messages exist, and the README is short."""
+"""The documents: links and anchors exist, code is compiled, commands have bash's syntax and are run
+or say why not, quoted messages exist, and the README is short."""
 
 import pathlib
 import re
@@ -24,7 +24,7 @@ def without_blocks(text):
 
 
 def anchors_of(path):
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Returns the anchors of a page's headings, as GitHub makes them."""
     anchors = set()
     for heading in re.findall(r"^#+ +(.+?) *$", without_blocks(text_of(path)), re.M):
         plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
@@ -38,13 +38,13 @@ def anchors_of(path):
 
 
 def links_of(path):
-    """The targets of links and pictures outside of code."""
+    """Returns the targets of links and pictures outside code."""
     text = re.sub(r"`[^`\n]*`", "", without_blocks(text_of(path)))
     return re.findall(r"\]\(([^)\s]+)\)", text)
 
 
 def literals():
-    """The texts of each program and script, with string literals that follow each other joined."""
+    """Yields the text of each program and script, with adjacent string literals joined."""
     names = [path for path in sources(".h", ".cpp") if path.parts[0] not in ("tests", "benchmarks")]
     names += [pathlib.Path("scripts/setup"), pathlib.Path("scripts/launch")]
     for path in names:
@@ -52,7 +52,8 @@ def literals():
 
 
 def is_excerpt(text, program):
-    """Whether `text` is lines of `program`, which begins with an empty one, at any indentation."""
+    """Returns whether `text` is lines of `program`, at any indentation; the latter begins with an
+    empty line."""
     return any("\n" + textwrap.indent(text, " " * depth) + "\n" in program
                for depth in range(0, 12, 2))
 
@@ -198,7 +199,7 @@ class Documents(unittest.TestCase):
         self.assertGreater(len(named), 4)
 
 
-# Parts of messages that come from libtorch or the system.
+# Parts of messages from libtorch or the system.
 FROM_ELSEWHERE = {"can't allocate memory", "cannot be listened at: Address already in use"}
 
 

@@ -1,5 +1,5 @@
-"""scripts/setup on machines that lack something: one sentence with what to do, and no change. The
-machines are made of small programs that stand in for the real ones."""
+"""scripts/setup on machines that lack something: one sentence with what to do, and no change. Small
+programs stand in for the real ones to simulate the machines."""
 
 import os
 import pathlib

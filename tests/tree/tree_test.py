@@ -1,5 +1,4 @@
-"""The tree itself: which room includes which, files of a readable length, no setting that nothing
-reads."""
+"""The tree itself: which room includes which, files of a readable length, no unused setting."""
 
 import fnmatch
 import pathlib
@@ -10,7 +9,7 @@ import unittest
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 
-# The arrows of the design: a room and what it may include.
+# The dependencies of the design: a room and the rooms that it may include.
 ROOMS = {
     "core": set(),
     "kernels": {"core"},
@@ -31,7 +30,7 @@ ROOMS = {
     "program": {"core", "parallel_state", "distributed", "pipeline", "datasets", "planner",
                 "checkpoint", "training"},
 }
-# The same for the sub-rooms of a room, "" for the files that stand in none, which may include all.
+# The same for a room's sub-rooms. "" is for the files outside sub-rooms, which may include all.
 SUBROOMS = {
     "core": {"base": set(), "config": {"base"}, "parameters": {"base"}},
     "kernels": {"layers": {""}},
@@ -90,7 +89,7 @@ SUBROOMS = {
                  "calibration": {"planned"}},
     "testing": {"ranks": set(), "layouts": {"ranks"}, "checks": {"ranks", "layouts"}},
 }
-# What users include; these headers and those that they include are installed.
+# The headers that users include; these and those that they include are installed.
 PUBLIC_HEADERS = {
     "lockstep.h", "core/config_io.h", "parallel_state/planning.h", "models/context_parallel.h",
     "models/moe_layer.h", "models/recompute.h", "optimizer/orthogonalize.h",
@@ -102,10 +101,10 @@ PUBLIC_HEADERS = {
 }
 # The rooms that may name c10d.
 C10D_ROOMS = {"parallel_state", "testing"}
-# The description of a parameter, and the table from its axes to groups of ranks.
+# The description of a parameter, and the table that maps its axes to groups of ranks.
 AXIS_TABLES = {"core/parameters/placement.h", "core/parameters/placement.cpp",
                "parallel_state/grids/axis_groups.cpp"}
-# A count of the parameters that a token meets.
+# Counts the parameters that a token uses.
 COUNTS_EXPERTS = {"planner/stage_shapes.cpp"}
 
 
@@ -121,7 +120,7 @@ def text_of(path):
 
 
 def subroom_of(path):
-    """The longest folder of SUBROOMS that holds a file of a room: "transport/c10d"."""
+    """Returns the longest folder of SUBROOMS that contains a room's file: "transport/c10d"."""
     below = "/".join(path.parts[1:-1])
     known = [name for name in SUBROOMS.get(path.parts[0], {})
              if below == name or below.startswith(name + "/")]
@@ -129,7 +128,7 @@ def subroom_of(path):
 
 
 def words_of(listing, begin, end):
-    """What stands in a call of CMake, with the variables that are set to lists in the same file."""
+    """Returns the words of a CMake call, with the list variables of the same file expanded."""
     text = text_of(listing)
     match = re.search(rf"{begin} (.*?){end}", text, re.S)
     for word in match[1].split() if match else []:
@@ -245,7 +244,7 @@ class Tree(unittest.TestCase):
                     path.name == "input_file.cpp":
                 continue
             for line in text_of(path).splitlines():
-                # What the kernel tells of itself, and where standard output goes.
+                # Exceptions: the kernel's /proc files, and where standard output goes.
                 if "/proc/" not in line and "std::cout." not in line:
                     self.assertNotRegex(line, other_ways, path)
 
@@ -254,7 +253,7 @@ class Tree(unittest.TestCase):
             self.assertLessEqual(len(text_of(path).splitlines()), 400, path)
 
     def test_comments_have_at_most_100_columns(self):
-        # clang-format does not break them.
+        # clang-format does not break long comments.
         for path in sources(".h", ".cpp", ".cu", ".proto"):
             for line in text_of(path).splitlines():
                 if line.lstrip().startswith("//"):
@@ -283,7 +282,7 @@ class Tree(unittest.TestCase):
                 self.assertRegex(tests, rf"_test\({name}\b", f"{mutant.name}: {name}")
 
     def test_types_of_headers_have_names_of_their_own(self):
-        """Two of one name share a destructor where libraries meet, whatever they hold."""
+        """Two types with the same name share a destructor across libraries, whatever they hold."""
         places = {}
         for path in sources(".h"):
             if path.parts[0] in ROOMS and "namespace lockstep {" in text_of(path):

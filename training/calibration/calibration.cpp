@@ -28,7 +28,7 @@ size_t bytes_of(const Tensors& tensors) {
   return bytes;
 }
 
-/// Of one call of the operator, with other operands each time.
+/// The time of one call of the operator, with other operands each time.
 double operator_seconds(const OperatorTrial& trial, double seconds) {
   std::vector<Tensors> sets = {trial.make(c10::kCPU)};
   const size_t count =
@@ -39,7 +39,7 @@ double operator_seconds(const OperatorTrial& trial, double seconds) {
   return each / static_cast<double>(trial.num_calls);
 }
 
-/// Of an operator that has next to nothing to do, without autograd.
+/// The time of an operator that has almost nothing to do, without autograd.
 double bare_call_seconds() {
   const at::Tensor a = at::zeros({1}), b = at::zeros({1});
   constexpr int kCalls = 100;
@@ -50,7 +50,7 @@ double bare_call_seconds() {
          kCalls;
 }
 
-/// Of a kernel in a step, of which forward and backward start one each.
+/// The time to launch a kernel in a step; forward and backward launch one each.
 double launch_seconds() {
   constexpr int kCalls = 100;
   const at::AutoGradMode with_grad(true);
@@ -65,14 +65,14 @@ double launch_seconds() {
          (2 * kCalls);
 }
 
-/// bf16's, of products of 512 x 512 matrices.
+/// The rate of bf16 in products of 512 x 512 matrices.
 double half_rate(double seconds) {
   constexpr int64_t kSize = 512;
   const at::Tensor a = at::rand({kSize, kSize}).to(at::kBFloat16);
   return 2.0 * kSize * kSize * kSize / median_seconds(seconds, [&] { at::mm(a, a); });
 }
 
-/// What one rank measures of itself while the others do the same.
+/// The times that one rank measures while the others do the same.
 struct HostTimes {
   std::vector<double> operators;
   double bare_call = 0, launch = 0, half_rate = 0;
@@ -84,7 +84,7 @@ class HostTrials {
              int threads)
       : options_(options), trials_(trials), threads_(threads), together_(options.ranks) {}
 
-  /// Averages over the ranks.
+  /// Returns averages over the ranks.
   HostTimes run() {
     std::vector<std::thread> ranks;
     for (int64_t rank = 0; rank < options_.ranks; ++rank)
@@ -145,8 +145,8 @@ class HostTrials {
   HostTimes average_;
 };
 
-/// Work and times of each operator. A launch costs apart, so that what every call costs is not in
-/// them; at least a tenth remains.
+/// Work and times of each operator. Launches are counted separately, so the cost of every call is
+/// subtracted; at least a tenth remains.
 std::vector<Machine::Times> operator_times(const std::vector<OperatorTrial>& trials,
                                            const HostTimes& measured) {
   std::vector<Machine::Times> all;
@@ -162,7 +162,7 @@ std::vector<Machine::Times> operator_times(const std::vector<OperatorTrial>& tri
   return all;
 }
 
-/// The most that a point of these operators reaches, work a second.
+/// The highest rate of any point of these operators, in work per second.
 double best_rate(const std::vector<Machine::Times>& all, std::initializer_list<const char*> names) {
   double best = 0;
   for (const Machine::Times& times : all)
@@ -173,7 +173,7 @@ double best_rate(const std::vector<Machine::Times>& all, std::initializer_list<c
   return best;
 }
 
-/// Shares of `rate` at the sizes of an operator that stands for others.
+/// Shares of `rate` at the sizes of an operator that represents others.
 std::vector<Machine::Efficiency> shares_of(const std::vector<Machine::Times>& all, const char* name,
                                            double rate) {
   std::vector<Machine::Efficiency> shares;

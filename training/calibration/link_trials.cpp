@@ -20,9 +20,9 @@ using Kind = CollectiveOperation::Kind;
 constexpr int64_t kRanks = 2;
 constexpr std::array<int64_t, 6> kBytes = {256, 4096, 65536, 524288, 2 << 20, 8 << 20};
 constexpr double kBetween = 0.5e-3;  // seconds of computing before each operation
-constexpr double kLeast = 1e-6;      // of an operation, where the computing varies by more
+constexpr double kLeast = 1e-6;      // of an operation, if the computing varies by more
 
-/// Of both ranks, which do not arrive at the same time.
+/// Averages over both ranks, which do not arrive at the same time.
 void average(Machine::Link& link, const Machine::Link& other) {
   for (size_t i = 0; i < link.collectives.size(); ++i)
     for (size_t k = 0; k < kBytes.size(); ++k) {
@@ -31,8 +31,8 @@ void average(Machine::Link& link, const Machine::Link& other) {
     }
 }
 
-/// What a rank does between two operations of a step: matrix products, and passes over memory that
-/// caches do not hold.
+/// The work of a rank between two operations of a step: matrix products, and passes over memory
+/// that caches do not hold.
 class Computation {
  public:
   void run() {
@@ -82,10 +82,11 @@ class LinkRank {
        {"send", Kind::send},
        {"exchange", Kind::exchange}}};
 
-  /// What one operation whose input has `bytes` on each rank adds to the computing before it. Both
-  /// ranks make as many. In a step ranks do not arrive together, and the first has to be woken.
+  /// The time that one operation with an input of `bytes` on each rank adds to the computing before
+  /// it. Both ranks make equally many. In a step ranks do not arrive together, and the first one
+  /// must be woken.
   double seconds(Kind kind, int64_t bytes) {
-    const at::Tensor input = at::full({bytes / 4}, 0.0, at::kFloat);  // sums stay what they are
+    const at::Tensor input = at::full({bytes / 4}, 0.0, at::kFloat);  // sums stay 0
     const at::Tensor output = at::rand({(kind == Kind::all_gather ? kRanks : 1) * bytes / 4});
     const int64_t count = std::clamp<int64_t>((40 << 20) / bytes, 8, 200);
     std::vector<double> alone, both;
@@ -101,7 +102,7 @@ class LinkRank {
     return std::max(kLeast, added / rounds(kind));
   }
 
-  /// Operations of one run().
+  /// The number of operations in one run().
   static double rounds(Kind kind) { return kind == Kind::send || kind == Kind::broadcast ? 2 : 1; }
 
   void run(Kind kind, const at::Tensor& input, const at::Tensor& output) {
@@ -120,7 +121,7 @@ class LinkRank {
       case Kind::all_to_all:
         all_to_all(group_, output, input, kLabel).wait();
         break;
-      case Kind::broadcast:  // there and back, as the source need not wait
+      case Kind::broadcast:  // there and back, because the source need not wait
         for (int64_t source = 0; source < kRanks; ++source)
           broadcast(group_, input, source, kLabel).wait();
         break;
@@ -136,14 +137,14 @@ class LinkRank {
     }
   }
 
-  /// The largest of both ranks, rounded up.
+  /// The larger number of both ranks, rounded up.
   int64_t agreed(double number) const {
     const at::Tensor largest = at::full({1}, number, at::kDouble);
     all_reduce(group_, largest, ReduceOp::max, kLabel).wait();
     return static_cast<int64_t>(largest.item<double>()) + 1;
   }
 
-  /// How much longer kernels take that cover an all-reduce, as a share of it.
+  /// How much longer kernels take while they cover an all-reduce, as a share of it.
   double occupancy() {
     const at::Tensor reduced = at::full({kBytes.back() / 4}, 0.0, at::kFloat),
                      matrix = at::rand({256, 256});
@@ -152,7 +153,7 @@ class LinkRank {
     std::vector<double> alone, shares;
     for (int i = 0; i < 3; ++i) alone.push_back(seconds_of([&] { reduce().wait(); }));
     const double each = median_seconds(0.05, product);
-    // Both ranks cover it alike.
+    // Both ranks cover it with equally many products.
     const int64_t products = agreed(3 * median_of(alone) / each);
     const auto cover = [&] {
       for (int64_t i = 0; i < products; ++i) product();

@@ -37,7 +37,7 @@ at::Tensor numbers(int64_t count, int64_t below, c10::Device device) {
   return at::arange(count, at::TensorOptions(device).dtype(at::kLong)).remainder_(below);
 }
 
-/// Operands of those sizes.
+/// Makes operands of those sizes.
 std::function<Tensors(c10::Device)> of_sizes(std::vector<Sizes> all) {
   return [all = std::move(all)](c10::Device device) {
     Tensors tensors;

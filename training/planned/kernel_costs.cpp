@@ -60,7 +60,7 @@ bool is_lookup(std::string_view operation) {
          operation.starts_with("aten::gather");
 }
 
-/// Makes a tensor or changes what it is, and does nothing on the device.
+/// Whether it only makes or redefines a tensor and does nothing on the device.
 bool does_nothing(std::string_view operation) {
   for (const char* part : {"aten::empty", "aten::new_empty", "aten::resize", "aten::set_",
                            "aten::_local_scalar_dense", "aten::item", "aten::record_stream"})
@@ -68,14 +68,14 @@ bool does_nothing(std::string_view operation) {
   return false;
 }
 
-/// The argument is only written, not read.
+/// Whether the argument is only written, not read.
 bool is_only_written(std::string_view name, const c10::Argument& argument) {
   if (!argument.alias_info() || !argument.alias_info()->isWrite()) return false;
   return argument.is_out() || name == "aten::copy_" || name == "aten::zero_" ||
          name == "aten::fill_";
 }
 
-/// What an operator costs: its inputs when it begins, its results when it ends.
+/// The cost of an operator: its inputs when it begins, its results when it ends.
 class Cost : public at::ObserverContext {
  public:
   explicit Cost(const at::RecordFunction& call) {
@@ -95,7 +95,7 @@ class Cost : public at::ObserverContext {
   void others_work() { works_ = false, others_work_ = true; }
   bool others_worked() const { return others_work_; }
 
-  /// Nothing where the device has nothing to do.
+  /// Unset if the device has nothing to do.
   std::optional<ProgramKernel> end(const std::vector<c10::IValue>& outputs) {
     if (!works_) return std::nullopt;
     int64_t written = 0;

@@ -17,8 +17,8 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kVaried = 3;      // of the fastest layouts
-constexpr int64_t kMostAlike = 2;  // of those that differ only in what they keep in memory
+constexpr size_t kVaried = 3;      // fastest layouts that are varied
+constexpr int64_t kMostAlike = 2;  // layouts that differ only in what they keep in memory
 constexpr int64_t kFewBuckets = 4;
 
 struct Estimated {
@@ -26,7 +26,7 @@ struct Estimated {
   double seconds = 0;
 };
 
-/// They differ in recomputation, sharding or instances alone.
+/// Whether they differ only in recomputation, sharding or instances.
 bool same_sizes(const Estimated& one, const Estimated& other) {
   JobLayout layout = one.layout;
   layout.recompute = other.layout.recompute;
@@ -144,7 +144,7 @@ class Search {
                      [](const auto& a, const auto& b) { return a.time.step_s < b.time.step_s; });
   }
 
-  /// Other schedules and bucket sizes of the fastest.
+  /// Simulates other schedules and bucket sizes of the fastest layouts.
   void vary() {
     sort();
     std::vector<Estimated> variations;
@@ -162,7 +162,7 @@ class Search {
     }
     for (const Estimated& variation : variations)
       if (fits(with_layout(config_, variation.layout))) simulate(variation);
-    // Some change nothing, as bucket sizes of sharded parameters do.
+    // Some variations change nothing, such as bucket sizes of sharded parameters.
     const auto changes_nothing = [&](const SimulatedLayout& one) {
       return std::any_of(result_.best.begin(), result_.best.end(), [&](const auto& other) {
         return is_variation_of(one.layout, other.layout) && one.time.step_s == other.time.step_s;
@@ -186,7 +186,7 @@ class Search {
     return std::find(kept.begin(), kept.end(), field) == kept.end();
   }
 
-  /// Of a few buckets.
+  /// The bucket size that gives a few buckets.
   int64_t bucket_size_of(const SimulatedLayout& one) const {
     int64_t most = 0;
     for (const StageMemory& stage :

@@ -20,7 +20,7 @@ constexpr size_t kAlignment = 512;  // of CUDA's allocator
 
 size_t multiple(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-/// Gives addresses that nobody else has, and no memory.
+/// Gives unique addresses, but no memory.
 class PlannedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {

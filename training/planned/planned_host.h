@@ -27,14 +27,14 @@ class PlannedHost {
   PlannedHost(const PlannedHost&) = delete;
   PlannedHost& operator=(const PlannedHost&) = delete;
 
-  /// That of this thread, or null.
+  /// The object of this thread, or null.
   static PlannedHost* current();
 
   /// The position that the device's current stream has reached.
   virtual uint32_t stream_position() const = 0;
   /// The host waits until the stream has reached that position.
   virtual void wait_for_stream(uint32_t position) = 0;
-  /// What the host reads when it copies `device` into `host`.
+  /// Provides what the host reads when it copies `device` into `host`.
   virtual void read(const at::Tensor& device, at::Tensor& host) const = 0;
   /// The device's current stream is given work.
   virtual void on_kernel(const ProgramKernel& /*kernel*/) {}

@@ -24,9 +24,9 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kMostPlaces = 128, kMostTimedPlaces = 16;
-constexpr int kSteps = 2;  // what is used for the first time, and what overlaps the next step
+constexpr int kSteps = 2;  // for first uses, and for overlap with the next step
 
-/// What is planned of `given`.
+/// The part of `given` that is planned.
 Config planned_config(const Config& given) {
   Config config = given;
   config.data = {};
@@ -39,7 +39,7 @@ Config planned_config(const Config& given) {
   return config;
 }
 
-/// What the host of a rank reads and waits for.
+/// Records what the host of a rank reads and waits for.
 class RecordingHost : public PlannedHost {
  public:
   RecordingHost(RankRecorder& recorder, const Config& config, const RankGrids& grids)
@@ -76,7 +76,7 @@ class RecordingHost : public PlannedHost {
   int64_t tokens_of_expert(int64_t index) const {
     const ParallelConfig& parallel = config_.parallel;
     const int64_t experts = *config_.model.num_experts;
-    // Without sequence parallelism the experts' layer itself cuts the tokens over tp.
+    // Without sequence parallelism the expert layer itself cuts the tokens over tp.
     const int64_t chunks = parallel.context_parallel_size * parallel.tensor_model_parallel_size;
     int64_t pairs = config_.train.micro_batch_size * config_.model.seq_length / chunks *
                     config_.model.moe_router_topk;
@@ -93,7 +93,7 @@ class RecordingHost : public PlannedHost {
 
 using TextLengths = RankRecorder::TextLengths;
 
-/// `lengths`: of the texts that earlier ranks gathered; longer ones of this rank are added.
+/// `lengths`: those of the texts that earlier ranks gathered; takes longer ones of this rank.
 RankProgram record(const Config& config, const RankGrids& grids, int64_t rank, bool kernels,
                    TextLengths& lengths) {
   const auto recorder = std::make_shared<RankRecorder>(rank, lengths);
@@ -118,7 +118,7 @@ RankProgram record(const Config& config, const RankGrids& grids, int64_t rank, b
   return program;
 }
 
-/// Numbers of programs; ranks of equal numbers do the same, each in its own groups.
+/// The program number of each rank; ranks with equal numbers do the same, each in its own groups.
 std::vector<uint32_t> programs_of(const Config& config, const RankGrids& grids, bool kernels) {
   // A rank finishes and updates what lies in its shard.
   const int64_t places = grids.size(GroupKind::pp) * grids.size(GroupKind::dp_cp);
@@ -185,12 +185,12 @@ JobProgram record_job(const Config& given, int64_t world_size, bool kernels) {
   check(config, world_size);
   const RankGrids grids = config_grids(config.parallel, world_size);
   JobProgram job{.programs = {}, .program_of = programs_of(config, grids, kernels), .grids = grids};
-  std::vector<int64_t> first;  // of each program
+  std::vector<int64_t> first;  // first rank of each program
   for (int64_t rank = 0; rank < world_size; ++rank)
     if (job.program_of[static_cast<size_t>(rank)] == first.size()) first.push_back(rank);
   job.programs.resize(first.size());
   const PlannedDevice device(config.train.device == DeviceChoice::cpu);
-  TextLengths lengths;  // ties begin on the first stage, which says most
+  TextLengths lengths;  // ties begin on the first stage, whose texts are longest
   job.programs[0] = record(config, grids, first[0], kernels, lengths);
   in_threads(first.size() - 1, [&](size_t next) {
     const size_t i = next + 1;

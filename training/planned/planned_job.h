@@ -10,11 +10,11 @@ namespace lockstep {
 struct JobProgram;
 struct RankProgram;
 
-/// What the ranks of the job that `config` describes do. The Trainer of `lockstep train` itself
-/// runs, on tensors without data, as on a device with streams: it builds the model, takes two
-/// training steps, each followed by the comparison of what the ranks have done, and validates with
-/// one global batch. Data are synthetic. What the host reads is planned: losses, norms and flags
-/// are 0, and all experts get the same number of tokens. Left out are CUDA graphs, which
+/// The programs of the ranks of the job that `config` describes. The Trainer of `lockstep train`
+/// itself runs, on tensors without data, as on a device with streams: it builds the model, takes
+/// two training steps, each followed by the comparison of what the ranks have done, and validates
+/// with one global batch. Data are synthetic. What the host reads is planned: losses, norms and
+/// flags are 0, and all experts get the same number of tokens. Left out are CUDA graphs, which
 /// communicate the same as the steps that they record, and reading or writing checkpoints.
 ///
 /// One rank of each class is run. Ranks of one pipeline stage do the same, with two exceptions.
@@ -30,7 +30,7 @@ struct RankProgram;
 /// stage and a data-parallel position on, because recording kernels takes longer.
 JobProgram record_job(const Config& config, int64_t world_size, bool kernels = false);
 
-/// What one rank does.
+/// The program of one rank.
 RankProgram record_rank(const Config& config, int64_t world_size, int64_t rank);
 
 /// prove_order() of record_job().

@@ -116,8 +116,8 @@ Tensor log_sums(const Tensor& query) {
   return at::empty({query.size(0), query.size(1), query.size(2)}, query.options().dtype(wide));
 }
 
-/// [batch, heads, sequence, channels], in memory as the kernels have it: on the CPU with the heads
-/// beside the channels, on CUDA as `from` is.
+/// [batch, heads, sequence, channels], laid out as by the kernels: on the CPU with the heads next
+/// to the channels, on CUDA like `from`.
 Tensor like_heads(const Tensor& from, int64_t channels) {
   if (!plans_cpu() && channels == from.size(-1)) return at::empty_like(from);
   return at::empty({from.size(0), from.size(2), from.size(1), channels}, from.options())
@@ -166,7 +166,7 @@ std::tuple<Tensor, Tensor, Tensor> cpu_flash_backward(const Tensor& /*grad*/, co
   return {like_heads(query), like_heads(key), like_heads(value)};
 }
 
-/// As CUDA and the CPU choose; the meta device would take separate operations.
+/// Chooses as CUDA and the CPU do; the meta device would take separate operations.
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
                  const std::optional<Tensor>& mask, double dropout, bool causal,
                  std::optional<double> scale, bool grouped) {
@@ -189,7 +189,7 @@ Tensor fingerprint(const Tensor& bytes) {
   return sum;
 }
 
-/// A pass over segments of flat tensors, of which some may be undefined.
+/// Notes a pass over segments of flat tensors, some of which may be undefined.
 void note_update(const char* name, const kernels::UpdateSegments& segments,
                  std::initializer_list<Tensor> whole) {
   int64_t elements = 0;
@@ -200,7 +200,7 @@ void note_update(const char* name, const kernels::UpdateSegments& segments,
   note_kernel(name, parts);
 }
 
-/// `x` is multiplied by matrices of which each row meets one.
+/// Notes a product of `x` with matrices; each row is multiplied by one of them.
 Tensor noted_product(const char* name, const Tensor& x, const Tensor& other, Tensor result) {
   const double flops = 2 * static_cast<double>(x.numel()) * static_cast<double>(result.size(-1));
   note_kernel(name, {x, other, result}, flops);
@@ -252,7 +252,7 @@ std::vector<torch::Library> planned_operators() {
   meta.impl("_scaled_dot_product_flash_attention_backward", &flash_backward);
   meta.impl("_scaled_dot_product_flash_attention_for_cpu", &cpu_flash);
   meta.impl("_scaled_dot_product_flash_attention_for_cpu_backward", &cpu_flash_backward);
-  // Over the operators that autograd knows.
+  // Overrides operators that autograd knows.
   torch::Library& autograd = libraries.emplace_back(
       torch::Library::IMPL, "aten", c10::DispatchKey::AutogradMeta, __FILE__, __LINE__);
   autograd.impl("scaled_dot_product_attention", &attention);

@@ -28,7 +28,7 @@ std::vector<Axis::Tick> linear_ticks(double least, double greatest, int count) {
   return ticks;
 }
 
-/// Those at `factors` times every `every`th power of ten.
+/// The ticks at `factors` times every `every`th power of ten.
 std::vector<Axis::Tick> power_ticks(double least, double greatest,
                                     std::initializer_list<double> factors, int every) {
   std::vector<Axis::Tick> ticks;

@@ -13,8 +13,8 @@ class Axis {
     std::string label;  ///< "0.5", "20k", "1e-05"
   };
 
-  /// From `least` to `greatest`, which are finite; widened if they are equal. With `logarithmic`
-  /// both must be > 0.
+  /// The axis from `least` to `greatest`, which are finite; widened if they are equal. With
+  /// `logarithmic` both must be > 0.
   Axis(double least, double greatest, bool logarithmic = false);
 
   /// The same axis, from the first to the last of about `ticks` tick marks.

@@ -6,7 +6,7 @@
 namespace lockstep {
 namespace {
 
-/// The least and the greatest of curve[begin, end), and the first gap, in their order.
+/// Adds the least and the greatest point of curve[begin, end), and the first gap, in their order.
 void add_extremes(const std::vector<CurvePoint>& curve, size_t begin, size_t end,
                   std::vector<CurvePoint>& kept) {
   std::vector<size_t> chosen;

@@ -52,7 +52,7 @@ struct Bounds {
   bool empty() const { return least > greatest; }
 };
 
-/// Its end, where it is long.
+/// The end of a name that is long.
 std::string shortened(const std::string& name) {
   if (utf8_length(name) <= kShownName) return name;
   size_t begin = name.size(), kept = 0;
@@ -187,7 +187,7 @@ class ChartDrawing {
       draw_dots(points, x, y, colour);
   }
 
-  /// Smoothed as it is drawn: on a log scale the logarithms.
+  /// The points, smoothed as they are drawn: on a log scale by their logarithms.
   std::vector<CurvePoint> course_of(std::vector<CurvePoint> points) const {
     const size_t reach = points.size() / 50;
     if (!chart_.logarithmic) return smoothed(points, reach);
@@ -225,7 +225,7 @@ class ChartDrawing {
   std::vector<std::vector<CurvePoint>> points_;
   std::vector<std::string> names_;
   Bounds x_bounds_, y_bounds_;
-  std::vector<std::pair<double, double>> legend_;  ///< where its entries stand
+  std::vector<std::pair<double, double>> legend_;  ///< where its entries are
   double top_ = 0, bottom_ = 0;
 };
 

@@ -21,7 +21,7 @@ std::optional<double> number_in(const nlohmann::json& value) {
   return value.is_number() ? std::optional(value.get<double>()) : std::nullopt;
 }
 
-/// The value of "time_ms.forward"; null where there is none. A key that has dots itself comes
+/// The value of "time_ms.forward"; null if there is none. A key that itself contains dots comes
 /// first.
 const nlohmann::json* find_field(const nlohmann::json& object, std::string_view field) {
   if (!object.is_object()) return nullptr;
@@ -39,7 +39,7 @@ double number_of(const nlohmann::json& line, std::string_view field) {
   return std::isnan(value) ? 0 : value;
 }
 
-/// Empty where `line` is not one of metrics.
+/// Unset if `line` is not a line of metrics.
 std::optional<nlohmann::json> parse_line(std::string_view line) {
   nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   const auto iteration = json.is_object() ? json.find("iteration") : json.end();

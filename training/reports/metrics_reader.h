@@ -18,9 +18,9 @@ struct MetricsPoint {
   double value = 0;    ///< NaN if the line has null: the number was not finite
 };
 
-/// What is known of a run.
+/// The metrics of a run.
 struct RunMetrics {
-  /// By the requested names; a field that no line has is missing. Iterations increase.
+  /// The points by the requested names; a field that no line has is missing. Iterations increase.
   std::map<std::string, std::vector<MetricsPoint>, std::less<>> series;
   int64_t iterations = 0;             ///< lines of training iterations
   int64_t last_iteration = 0;         ///< 0: there is none

@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// What a run leaves in its folder, besides its checkpoints.
+/// The files that a run leaves in its folder, besides its checkpoints.
 struct RunFiles {
   std::string metrics;   ///< metrics.jsonl
   std::string config;    ///< config.textproto: the effective configuration of the last start

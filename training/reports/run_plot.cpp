@@ -35,7 +35,7 @@ std::string label_of_field(const std::string& field) {
   return field == kLossField ? "loss (nats per token)" : field;
 }
 
-/// "runs/tiny" of "runs/tiny/" and of "runs/tiny/metrics.jsonl".
+/// "runs/tiny" for "runs/tiny/" and for "runs/tiny/metrics.jsonl".
 std::string name_of_run(const std::string& run) {
   std::filesystem::path path(run);
   if (path.filename() == "metrics.jsonl" && path.has_parent_path()) path = path.parent_path();

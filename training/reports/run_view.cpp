@@ -14,7 +14,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int kLeastCurve = 4, kMostCurve = 24;
-constexpr size_t kRecent = 50;  ///< iterations that rates are a mean of
+constexpr size_t kRecent = 50;  ///< iterations over which rates are averaged
 
 struct TimePart {
   char letter;
@@ -64,7 +64,7 @@ class View {
   }
 
  private:
-  /// As many parts a line as fit; empty ones are left out.
+  /// Adds lines with as many parts as fit; empty parts are left out.
   void add(const std::vector<std::string>& parts) {
     const auto columns = static_cast<size_t>(size_.columns);
     std::string line;

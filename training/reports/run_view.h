@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// What is shown besides the metrics of a run.
+/// The facts that are shown besides the metrics of a run.
 struct RunFacts {
   std::string name;
   /// From its config.textproto; unset if that does not exist.

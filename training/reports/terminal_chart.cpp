@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kLeastColumns = 16, kLeastRows = 3;
 
-/// A grid of dots behind the characters.
+/// The grid of dots that the characters show.
 class DotGrid {
  public:
   DotGrid(int columns, int rows, bool utf8)
@@ -23,7 +23,7 @@ class DotGrid {
   int width() const { return columns_ * (utf8_ ? 2 : 1); }
   int height() const { return rows_ * (utf8_ ? 4 : 1); }
 
-  /// Dots of one column, from row `top` to `bottom`.
+  /// Sets the dots of one column from row `top` to `bottom`.
   void fill(int x, int top, int bottom) {
     for (int y = std::max(top, 0); y <= std::min(bottom, height() - 1); ++y) set(x, y);
   }
@@ -86,7 +86,7 @@ struct DotPlace {
   int column, row;
 };
 
-/// Fills the columns behind `from` up to `to`, each from the row of the one before to its own.
+/// Fills the columns after `from` up to `to`, each from the row of the previous column to its own.
 void connect(DotGrid& grid, const DotPlace& from, const DotPlace& to) {
   const int columns = std::max(to.column - from.column, 1);
   int last = from.row;

@@ -11,7 +11,7 @@
 /// Pictures made of characters. Needs no libtorch.
 namespace lockstep {
 
-/// What a terminal can show.
+/// The size of a terminal, and whether it can show UTF-8.
 struct TerminalSize {
   int columns = 80;
   int rows = 24;

@@ -19,7 +19,7 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-/// Numbers of the ranks' hosts, by their first appearance.
+/// The ranks' hosts as numbers, in order of first appearance.
 std::vector<size_t> number_hosts(const std::vector<TraceClock>& clocks) {
   std::map<std::string, size_t> numbers;
   std::vector<size_t> hosts;
@@ -28,7 +28,7 @@ std::vector<size_t> number_hosts(const std::vector<TraceClock>& clocks) {
   return hosts;
 }
 
-/// Of each name the first rank of each host that has it.
+/// For each name, the first rank on each host that has it.
 std::map<std::string, std::map<size_t, size_t>> ranks_by_name(const std::vector<TraceClock>& clocks,
                                                               const std::vector<size_t>& hosts) {
   std::map<std::string, std::map<size_t, size_t>> ranks;

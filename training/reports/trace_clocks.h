@@ -11,7 +11,7 @@ namespace lockstep {
 /// When collectives ended on one rank, according to its clock.
 struct TraceClock {
   std::string host;  ///< ranks of one host read the same clock
-  /// By name, which gives operation, label and group; in microseconds, in order.
+  /// The end times by name, which gives operation, label and group; in microseconds, in order.
   std::map<std::string, std::vector<double>> ends;
 };
 

@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// What a trace of `lockstep train --profile` says about itself.
+/// The description of a trace of `lockstep train --profile` in the trace itself.
 struct TraceHeader {
   int64_t rank = 0;
   int64_t world_size = 0;

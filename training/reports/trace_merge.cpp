@@ -50,7 +50,7 @@ std::string text_of(const Json& event, const char* key) {
   return found != event.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
-/// Ends of collectives: on a device where the trace has them there, otherwise on the host.
+/// Ends of collectives: on a device if the trace has them there, otherwise on the host.
 class EndsOfCollectives {
  public:
   void add(const Json& event) {
@@ -200,7 +200,7 @@ class RankEvents {
  private:
   static constexpr std::string_view kProcess = "process_";
 
-  /// Its process in the merged trace, which is named where it is met first.
+  /// The number of its process in the merged trace; names the process when it is first met.
   int64_t number_of(int64_t process) {
     const int64_t rank = trace_.header.rank;
     const bool is_host = process == trace_.header.process;

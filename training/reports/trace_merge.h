@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// What merge_traces() did.
+/// The result of merge_traces().
 struct TraceMerge {
   int64_t ranks = 0;
   int64_t events = 0;

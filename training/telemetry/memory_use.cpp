@@ -30,7 +30,7 @@ MemoryUse host_memory() {
   return use;
 }
 
-/// What follows "Model:" in a GPU's description.
+/// The text after "Model:" in a GPU's description.
 std::string model_in(std::string_view text) {
   constexpr std::string_view kField = "Model:";
   const size_t at = text.find(kField);

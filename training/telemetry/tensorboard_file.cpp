@@ -27,7 +27,7 @@ double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-/// An integer as TFRecord has it, lowest byte first.
+/// An integer in TFRecord's format, lowest byte first.
 template <class Integer>
 std::string little_endian(Integer value) {
   std::string bytes;
@@ -47,7 +47,7 @@ std::string record_of(const tensorboard::Event& event) {
   return length + masked_checksum(length) + bytes + masked_checksum(bytes);
 }
 
-/// The time in the name of an event file; 0 of any other.
+/// The time in the name of an event file; 0 for any other.
 int64_t time_in(std::string_view name) {
   if (!name.starts_with(kEventPrefix)) return 0;
   name.remove_prefix(kEventPrefix.size());
@@ -57,7 +57,7 @@ int64_t time_in(std::string_view name) {
 }
 
 /// TensorBoard reads the files of a folder in the order of their names: this one comes after all
-/// that are there, also if two runs begin in one second or the clock was put back.
+/// existing ones, even if two runs begin in the same second or the clock was set back.
 std::string name_of_file(const std::string& folder) {
   auto time = static_cast<int64_t>(seconds_since_1970());
   for (const std::string& name : names_in_folder(folder)) time = std::max(time, time_in(name) + 1);

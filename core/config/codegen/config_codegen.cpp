@@ -26,7 +26,7 @@ std::string trim(const std::string& text) {
   return first == std::string::npos ? "" : text.substr(first, last - first + 1);
 }
 
-/// The comment above a descriptor, one source line a line, without indentation.
+/// The comment above a descriptor, line by line, without indentation.
 template <class Descriptor>
 std::string comment_of(const Descriptor& descriptor) {
   pb::SourceLocation location;
@@ -126,7 +126,7 @@ std::string initializer(const pb::FieldDescriptor& field) {
   return " = " + default_text(field);
 }
 
-/// What the options say of the allowed values: ">= 1", "in [0, 1)", "one of a, b".
+/// The allowed values, as the field's options state them: ">= 1", "in [0, 1)", "one of a, b".
 std::string allowed(const pb::FieldDescriptor& field) {
   const auto& o = field.options();
   std::string result;

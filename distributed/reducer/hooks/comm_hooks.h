@@ -20,7 +20,7 @@ struct GradBucket {
   bool is_last = false;  ///< of the iteration
   /// The gradients: [numel] of the bucket's dtype, or one sparse COO gradient.
   at::Tensor buffer;
-  /// In the order of `buffer`. Lives as long as the Reducer.
+  /// The parameters, in the order of `buffer`. Lives as long as the Reducer.
   const std::vector<NamedParameter>* parameters = nullptr;
   ProcessGroup group;   ///< over which to combine
   int64_t divisor = 1;  ///< the result is the sum over the ranks divided by this

@@ -16,7 +16,7 @@ at::Tensor orthonormal(const at::Tensor& columns) {
 
 int64_t columns_of(const at::Tensor& gradient) { return gradient.numel() / gradient.size(0); }
 
-/// Tensors that travel as one.
+/// Tensors that are sent as one.
 struct Packed {
   Packed(const GradBucket& bucket, const std::vector<at::Tensor>& tensors, const char* what) {
     if (tensors.empty()) return;
@@ -43,7 +43,7 @@ struct Packed {
 
 }  // namespace
 
-/// A gradient on its way through the compression.
+/// A gradient during compression.
 struct PowerSgdHook::Matrix {
   std::string name;
   at::Tensor gradient;  ///< part of the bucket
@@ -100,7 +100,7 @@ void PowerSgdHook::end(Matrix& matrix) {
   const at::Tensor approximation = matrix.p.matmul(matrix.q.t());
   matrix.gradient.copy_(approximation.view(matrix.gradient.sizes()));
   Memory& memory = memory_[matrix.name];
-  // The same on all ranks, which have the same factors.
+  // Equal on all ranks, because they have the same factors.
   const at::Tensor finite = matrix.q.isfinite().all();
   memory.q = options_.warm_start ? at::where(finite, matrix.q, memory.q) : at::Tensor();
   if (!options_.use_error_feedback) return;

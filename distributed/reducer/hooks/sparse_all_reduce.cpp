@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-/// `tensor` [entries, ...] of all ranks, each padded to `most` entries: [ranks, most, ...].
+/// Gathers `tensor` [entries, ...] of all ranks, each padded to `most` entries: [ranks, most, ...].
 at::Tensor gather_padded(const ProcessGroup& group, const at::Tensor& tensor, int64_t most,
                          const std::string& label) {
   std::vector<int64_t> shape = tensor.sizes().vec();
@@ -24,7 +24,7 @@ at::Tensor gather_padded(const ProcessGroup& group, const at::Tensor& tensor, in
   return all;
 }
 
-/// The entries that are not padding, of all ranks in order.
+/// The entries without padding, of all ranks in order.
 at::Tensor without_padding(const at::Tensor& all, const at::Tensor& counts) {
   std::vector<at::Tensor> parts;
   for (int64_t rank = 0; rank < counts.numel(); ++rank)
@@ -62,7 +62,7 @@ std::function<at::Tensor()> start_over_rows(const ProcessGroup& group, const at:
   shape[0] = rows.numel();
   const at::Tensor values = at::zeros(shape, tensor.values().options());
   values.index_add_(0, places, tensor.values());
-  // The digest keeps the sums of other rows from meeting.
+  // The digest keeps ranks with other rows from joining this sum.
   const at::Tensor flat = rows.contiguous();
   const std::string_view bytes(static_cast<const char*>(flat.const_data_ptr()), flat.nbytes());
   Work work = all_reduce(

@@ -1,4 +1,4 @@
-"""Where the installed Lockstep is. Training happens in the program `lockstep`, not in Python."""
+"""Paths of the installed Lockstep. Training runs in the program `lockstep`, not in Python."""
 
 import os
 

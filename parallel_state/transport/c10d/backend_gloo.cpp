@@ -10,11 +10,11 @@ namespace {
 
 using Gloo = c10d::ProcessGroupGloo;
 
-// Threads that the calling thread starts while this lives are of Linux's batch class, which does
-// not interrupt a running thread when it wakes. Gloo's event loop polls without rest while a
-// connection's lock is taken, and where it interrupts the sender inside that lock, both wait for
-// the sender's next time slice: with more ranks than cores that made small collectives up to six
-// times slower (benchmarks/collectives).
+// While this lives, threads that the calling thread starts get Linux's batch class, which does not
+// interrupt a running thread when it wakes. Gloo's event loop polls without rest while a
+// connection's lock is taken. If it interrupts the sender inside that lock, both wait for the
+// sender's next time slice: with more ranks than cores that made small collectives up to six times
+// slower (benchmarks/collectives).
 class BatchThreads {
  public:
   BatchThreads() {
@@ -38,8 +38,8 @@ class BatchThreads {
   bool changed_ = false;
 };
 
-/// Gloo waits five times its timeout for a connection, so that it gets a fifth of ours while it
-/// connects. For the addresses of slow ranks it may wait the whole.
+/// Gloo waits five times its timeout for a connection, so it gets a fifth of ours while it
+/// connects. For the addresses of slow ranks it may wait the whole timeout.
 constexpr int kConnectFactor = 5;
 
 class PatientStore : public c10d::PrefixStore {
@@ -77,10 +77,10 @@ class ClosedStore : public c10d::PrefixStore {
   }
 };
 
-/// Gloo numbers the connections that a listener expects from 0 and takes the first one that begins
-/// with a number, whoever sent it. Bytes that are no greeting of Gloo's begin with a small number
-/// more often than with any other (zeros are 0), so the small numbers go to a group whose making
-/// ends before it connects.
+/// Gloo numbers the connections that a listener expects from 0 and accepts the first one that
+/// begins with a number, whoever sent it. Bytes that are not a Gloo greeting begin with a small
+/// number more often than with any other (zeros are 0), so the small numbers go to a group whose
+/// construction ends before it connects.
 void use_up_small_numbers(const c10::intrusive_ptr<Gloo::Options>& options,
                           const BackendSpec& spec) {
   constexpr int kNumbers = 256;

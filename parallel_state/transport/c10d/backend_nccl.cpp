@@ -12,14 +12,14 @@ void set_if(const std::optional<int64_t>& value, int& target) {
   if (value) target = static_cast<int>(*value);
 }
 
-/// NCCL's bootstrap would listen on an interface that other hosts reach.
+/// Otherwise NCCL's bootstrap would listen on an interface that other hosts can reach.
 void stay_on_loopback(const BackendSpec& spec) {
   if (spec.single_host) c10::utils::set_env("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/false);
 }
 
-/// DeviceWatch explains failures and aborts. A watchdog of c10d that sees one first holds a lock
-/// that every new operation takes, for four times the first of these, and then ends the process,
-/// unless the second says otherwise. What the user sets stays.
+/// DeviceWatch explains failures and aborts. If c10d's watchdog sees a failure first, it holds a
+/// lock that every new operation takes for four times the first of these values, and then ends the
+/// process unless the second says otherwise. What the user has set stays.
 void leave_failures_to_us() {
   c10::utils::set_env("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000", /*overwrite=*/false);
   c10::utils::set_env("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/false);

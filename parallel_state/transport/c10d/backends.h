@@ -14,7 +14,7 @@
 
 namespace lockstep {
 
-/// What a backend needs to know about its group.
+/// The data that a backend needs about its group.
 struct BackendSpec {
   c10::intrusive_ptr<c10d::Store> store;  ///< with keys of this group only
   std::string group_name;

@@ -108,7 +108,7 @@ std::shared_ptr<Pending> C10dTransport::message(WorkPtr work) const {
   return std::make_shared<StreamPart>(std::move(work));
 }
 
-/// The first message of each direction makes its connection, and blocks the host meanwhile.
+/// The first message of each direction makes its connection, and meanwhile blocks the host.
 void C10dTransport::connect(const Pairs& pairs) {
   if (on_cpu()) return;
   const int rank = group_->getRank();

@@ -14,7 +14,7 @@ using Parts = Transport::Parts;
 using Tensors = Transport::Tensors;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-/// A collective after which something remains to be done.
+/// A collective that needs a final step after it.
 class FinishedPart : public CollectivePart {
  public:
   FinishedPart(WorkPtr work, std::function<void()> finish)
@@ -28,7 +28,7 @@ class FinishedPart : public CollectivePart {
   std::function<void()> finish_;
 };
 
-/// Whether all ranks make the same call, by its identity.
+/// Checks that all ranks make the same call, by its identity.
 class AgreementPart : public CollectivePart {
  public:
   AgreementPart(WorkPtr work, at::Tensor identities)
@@ -125,7 +125,7 @@ Parts GlooTransport::all_reduce(const Tensors& tensors, const Reduction& reducti
   return start_each(tensors, identity, [&](size_t i) -> std::shared_ptr<Pending> {
     const at::Tensor tensor = flat(tensors[i]);
     at::Tensor sums =
-        tensor.to(dtype_of_sums(tensor.scalar_type()));  // the tensor, if of that type
+        tensor.to(dtype_of_sums(tensor.scalar_type()));  // the tensor itself, if it has that type
     scale_terms(sums, reduction);
     Tensors one = {sums};
     WorkPtr work = group().allreduce(one, options);

@@ -9,8 +9,8 @@ std::string direct_memory_obstacle() {
   return "this build has no host transport, LOCKSTEP_HOST_TRANSPORT=OFF";
 }
 
-/// Terms of a reduce-scatter come beside the input. Of an all-reduce, types narrower than fp32 are
-/// widened.
+/// A reduce-scatter receives its terms in extra memory. An all-reduce widens types narrower than
+/// fp32.
 int64_t reduction_scratch_bytes(const ReductionLoad& load) {
   constexpr int64_t kWide = 4;
   if (load.ranks == 1) return 0;

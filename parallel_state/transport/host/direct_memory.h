@@ -29,7 +29,7 @@ class DirectMemory {
  public:
   using Secret = std::array<uint64_t, 2>;
 
-  /// What a rank tells the others about itself.
+  /// The data that a rank gives the others about itself.
   struct Card {
     uint64_t host = 0;     ///< digest of the host's boot and the namespace; 0: offers nothing
     int64_t process = 0;   ///< its id

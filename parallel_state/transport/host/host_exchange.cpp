@@ -131,7 +131,7 @@ void HostExchange::work() {
     std::erase(under_way_, &transfers.messages());
     wake_.notify_one();  // the other worker may have waited for these tags
     lock.unlock();
-    entry.body = nullptr;  // before anybody may go on and drop what it holds
+    entry.body = nullptr;  // before others may go on and drop what it holds
     entry.task->end(error);
     lock.lock();
   }

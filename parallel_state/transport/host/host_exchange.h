@@ -70,7 +70,7 @@ class HostExchange {
     offered,   ///< if all ranks offer their memory and can read the others'
   };
 
-  /// Over `backend`, which must be able to send and receive CPU tensors.
+  /// Uses `backend`, which must be able to send and receive CPU tensors.
   HostExchange(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout);
   /// Abandons what is still in progress.
   ~HostExchange();
@@ -113,7 +113,7 @@ class HostExchange {
 
   std::shared_ptr<HostTask> enqueue(uint64_t identity, std::function<void(HostTransfers&)> body);
   void work();
-  /// What went wrong, if anything.
+  /// Returns the error, if there is one.
   std::exception_ptr run(const Entry& entry, HostTransfers& transfers);
   bool may_start(const Entry& entry) const;
   at::Tensor gather_now(const at::Tensor& mine);

@@ -29,21 +29,21 @@ struct SliceTask {
   }
 };
 
-/// How the terms of the peers come for this rank's slice, and how its sums go to them.
+/// How the peers' terms for this rank's slice arrive, and how its sums are sent to them.
 class SliceTransport {
  public:
   virtual ~SliceTransport() = default;
-  /// Before the first chunk.
+  /// Called before the first chunk.
   virtual void begin() = 0;
-  /// Chunk `c` of `peer`, until added(c).
+  /// Chunk `c` of `peer`; valid until added(c).
   virtual const std::byte* term(int64_t c, int peer) = 0;
-  /// The sums of chunk `c` are there.
+  /// Called when the sums of chunk `c` are complete.
   virtual void added(int64_t c) = 0;
-  /// After the last chunk.
+  /// Called after the last chunk.
   virtual void end() = 0;
 };
 
-/// This rank sends each of the others its slice, chunk by chunk, and each chunk of sums to all.
+/// This rank sends each peer its slice, chunk by chunk, and each chunk of sums to all peers.
 class SentSlices : public SliceTransport {
  public:
   explicit SentSlices(const SliceTask& task)
@@ -72,7 +72,7 @@ class SentSlices : public SliceTransport {
   void end() override {}
 
  private:
-  /// Where chunk `c` of `peer` arrives. Used again kHostChunksAhead chunks later.
+  /// Where chunk `c` of `peer` arrives. The slot is reused kHostChunksAhead chunks later.
   std::byte* slot(int64_t c, int peer) const {
     const int64_t row =
         c % kHostChunksAhead * (task_.size - 1) + (peer < task_.rank ? peer : peer - 1);
@@ -90,8 +90,7 @@ class SentSlices : public SliceTransport {
         [&](int peer) { message(c, peer) = messages_.receive(slot(c, peer), bytes, peer); });
   }
 
-  /// The sums come back to where the terms are sent from: the peer has read a chunk before it
-  /// answers.
+  /// The sums arrive where the terms were sent from: the peer has read a chunk before it answers.
   void exchange_slice_of(int peer) {
     const HostSlices& slices = task_.slices;
     const int64_t end = slices.end(peer);
@@ -108,8 +107,8 @@ class SentSlices : public SliceTransport {
   std::vector<HostMessages::Message> arriving_;
 };
 
-/// This rank reads its slice of each of the others, chunk by chunk, then the slices of sums. A peer
-/// has read all of its slice here before it sends its sums, which come to the same place.
+/// This rank reads its slice of each peer, chunk by chunk, then the slices of sums. A peer has read
+/// all of its slice here before it sends its sums, which arrive at the same place.
 class ReadSlices : public SliceTransport {
  public:
   explicit ReadSlices(const SliceTask& task)

@@ -9,10 +9,10 @@
 namespace lockstep {
 namespace {
 
-/// Bytes that are read at a time: a task that is given up stops in between.
+/// Bytes that are read at a time: an aborted task stops in between.
 constexpr int64_t kReadBytes = 1 << 20;
 
-/// Stages of the control messages of a stage, apart from those of data.
+/// The stages of a stage's control messages, distinct from those of data.
 constexpr int kStages = 4;
 int stage_of_offer(int stage) { return kStages + stage; }
 int stage_of_answer(int stage) { return 2 * kStages + stage; }

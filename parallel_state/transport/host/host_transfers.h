@@ -24,7 +24,7 @@ class HostTransfers {
   };
 
  public:
-  /// What a peer offers, or will offer.
+  /// A part that a peer offers, or will offer.
   class Source {
     friend class HostTransfers;
     int peer_ = 0;

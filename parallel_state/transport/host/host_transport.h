@@ -12,7 +12,7 @@ class HostTransport : public C10dTransport {
  public:
   using Reading = HostExchange::Reading;
 
-  /// Over the group's backend for CPU tensors.
+  /// Uses the group's backend for CPU tensors.
   HostTransport(c10::intrusive_ptr<c10d::ProcessGroup> group, std::chrono::milliseconds timeout,
                 Reading reading);
 

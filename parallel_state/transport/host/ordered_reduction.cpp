@@ -53,7 +53,7 @@ struct Sum {
     return a + b;
   }
 };
-/// A NaN on either side stays.
+/// A NaN on either side is kept.
 struct Max {
   template <class C>
   static LOCKSTEP_INLINE C combine(C a, C b) {

@@ -15,7 +15,7 @@ void enqueue_copy(const c10::Stream& stream, const at::Tensor& from, const at::T
   enqueue(stream, kCopy, [from, to] { to.copy_(from); });
 }
 
-// As CUDA: on the source's stream, and the streams of both devices wait for each other.
+// As in CUDA: runs on the source's stream, and the streams of the two devices wait for each other.
 void copy_between(const at::Tensor& from, const at::Tensor& to) {
   const c10::Stream source = current_stream(from.device().index());
   const c10::Stream target = current_stream(to.device().index());
@@ -25,7 +25,7 @@ void copy_between(const at::Tensor& from, const at::Tensor& to) {
   DeviceEvent::record(source).block(target);
 }
 
-/// Whether one memcpy does it, which may run behind the host's back from or into pinned memory.
+/// Whether one memcpy is enough. Only then can a copy from or to pinned memory be asynchronous.
 bool is_one_transfer(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.strides() == b.strides() &&
          a.is_non_overlapping_and_dense();
@@ -37,7 +37,7 @@ bool may_overlap_the_host(const at::Tensor& on_host, const at::Tensor& on_device
          is_pinned_pointer(on_host.const_data_ptr());
 }
 
-/// The kernel's operand: memory only.
+/// The kernel's operand, which does not own its memory.
 at::Tensor without_owner(const at::Tensor& on_host) { return host_view(on_host); }
 
 void copy_from_host(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {

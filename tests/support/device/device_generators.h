@@ -7,7 +7,7 @@
 
 namespace lockstep::testing {
 
-/// The device's default generator: a CPU generator, from which numbers are drawn at launch.
+/// The device's default generator: a CPU generator. Its numbers are drawn at launch.
 const at::Generator& device_generator(c10::DeviceIndex device);
 
 }  // namespace lockstep::testing

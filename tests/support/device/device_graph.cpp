@@ -50,8 +50,8 @@ class LaggingGraph final : public kernels::DeviceGraph {
  private:
   std::shared_ptr<GraphCapture> capture_;
   std::optional<Recording> recording_;
-  std::vector<c10::Stream> streams_;     ///< of each lane, in a replay
-  std::optional<DeviceEvent> last_end_;  ///< of the last replay
+  std::vector<c10::Stream> streams_;     ///< stream of each lane in a replay
+  std::optional<DeviceEvent> last_end_;  ///< end of the last replay
 };
 
 }  // namespace

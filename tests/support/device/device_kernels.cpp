@@ -21,14 +21,14 @@
 namespace lockstep::testing {
 namespace {
 
-// As a kernel of CUDA: on the stream of the current device, whatever device the tensors are on.
+// Like a CUDA kernel: on the current device's stream, whatever device the tensors are on.
 c10::Stream launch_stream(std::initializer_list<at::Tensor> operands) {
   const c10::DeviceIndex device = current_device();
   for (const at::Tensor& operand : operands) check_pointer(operand, device);
   return current_stream(device);
 }
 
-/// A row for each segment: start, end. The host waits for its copy.
+/// One row for each segment: start, end. The host waits for the copy.
 at::Tensor upload_rows(const std::vector<kernels::UpdateSegment>& segments, at::Device device) {
   at::Tensor rows = at::empty({static_cast<int64_t>(segments.size()), 2}, at::kLong);
   auto* row = rows.mutable_data_ptr<int64_t>();
@@ -106,7 +106,7 @@ at::Tensor grouped_rows_lagging(const at::Tensor& x, const at::Tensor& matrices,
       launch_stream({x, matrices, ends, output}), "grouped_rows",
       [x = host_view(x), matrices = host_view(matrices), ends = host_view(ends),
        output = host_view(output)] {
-        const int64_t rows = ends[-1].item<int>();  // what is behind them stays poison
+        const int64_t rows = ends[-1].item<int>();  // later rows stay poisoned
         output.narrow(0, 0, rows)
             .copy_(kernels::grouped_rows(x, matrices, kernels::RowGroups(ends)).narrow(0, 0, rows));
       });
@@ -132,7 +132,7 @@ at::Tensor grouped_sums_lagging(const at::Tensor& x, const at::Tensor&, const at
   return output;
 }
 
-/// Starts `run` with views of the tensors on the host.
+/// Queues `run` with host views of the tensors.
 void enqueue_cross_entropy(const char* name, const kernels::CrossEntropyTensors& t,
                            void (*run)(const kernels::CrossEntropyTensors&)) {
   const kernels::CrossEntropyTensors views = {

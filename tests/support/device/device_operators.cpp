@@ -46,7 +46,7 @@ at::Tensor zero_twin(const at::Tensor& tensor) {
   return with_number_flag(std::move(twin), tensor);
 }
 
-/// The call's arguments as the CPU's kernel takes them; a tensor that occurs twice stays one.
+/// The call's arguments for the CPU's kernel; a tensor that occurs twice maps to one tensor.
 Values host_arguments(const OperatorCall& call) {
   std::vector<std::pair<c10::TensorImpl*, at::Tensor>> views;
   return arguments_on(call, at::kCPU, [&](const at::Tensor& tensor) {
@@ -57,8 +57,7 @@ Values host_arguments(const OperatorCall& call) {
   });
 }
 
-/// Results without values, for their shapes: of the meta kernel, or else of the CPU's kernel on
-/// zeros.
+/// Results that give only the shapes: from the meta kernel, or else from the CPU's kernel on zeros.
 Values shapes_of(const OperatorCall& call) {
   const bool has_meta =
       call.op.hasKernelForDispatchKey(c10::DispatchKey::Meta) ||
@@ -84,7 +83,7 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
   return true;
 }
 
-/// Puts what the CPU's kernel returned into the results' memory.
+/// Copies what the CPU's kernel returned into the results' memory.
 void store(const at::Tensor& computed, const at::Tensor& result) {
   TORCH_CHECK(same_layout(computed, result), "computed ", computed.sizes(), " with strides ",
               computed.strides(), " of ", computed.scalar_type(), ", but its shape was given as ",
@@ -92,14 +91,14 @@ void store(const at::Tensor& computed, const at::Tensor& result) {
   result.copy_(computed);
 }
 
-/// An `out` argument becomes as large as the result.
+/// Resizes an `out` argument to the result's shape.
 void fit_written(const at::Tensor& argument, const c10::IValue& shape) {
   if (!shape.isTensor() || argument.sizes() == shape.toTensor().sizes()) return;
   resize_tensor(argument, shape.toTensor().sizes(), shape.toTensor().strides());
 }
 
-/// The values that the call returns, tensors without their values yet. `made`: host views of the
-/// new ones, in order.
+/// The return values of the call; tensors do not hold their values yet. `made`: host views of the
+/// new tensors, in order.
 Values make_results(const OperatorCall& call, std::vector<at::Tensor>& made) {
   const size_t count = call.schema().returns().size();
   const bool in_place = works_in_place(call);
@@ -141,7 +140,7 @@ void launch_later(const OperatorCall& call, torch::jit::Stack* stack) {
           [op = call.op, arguments = host_arguments(call), made] { compute(op, arguments, made); });
 }
 
-/// The host waits for the stream and then for the result.
+/// The host waits for the stream and then returns the result.
 void compute_and_wait(const OperatorCall& call, torch::jit::Stack* stack) {
   struct Outcome {
     Values values;
@@ -171,7 +170,7 @@ void compute_and_wait(const OperatorCall& call, torch::jit::Stack* stack) {
   }
 }
 
-// In the order of the launches, whatever the streams do.
+// Draws in the order of the launches, whatever the streams do.
 void draw_now(const OperatorCall& call, torch::jit::Stack* stack) {
   std::vector<std::pair<at::Tensor, at::Tensor>> drawn;
   const Values arguments = arguments_on(call, at::kCPU, [&](const at::Tensor& tensor) {
@@ -185,7 +184,7 @@ void draw_now(const OperatorCall& call, torch::jit::Stack* stack) {
     stack->push_back(call.arguments[written_argument(call, i).value()]);
 }
 
-// Which fused attention the CPU would take, whose bits are wanted.
+// The fused attention that the CPU would choose, so that the bits match.
 int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const std::optional<at::Tensor>& mask, double dropout, bool causal,
                          std::optional<double> scale, bool enable_gqa) {
@@ -205,7 +204,7 @@ bool has_cpu_and_composite_kernel(const c10::OperatorHandle& op) {
           op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd));
 }
 
-// Without a kernel the device would take the composite one, whose bits are others than the CPU's.
+// Without these kernels, the device would use the composite ones, whose bits differ from the CPU's.
 void prefer_cpu_kernels(torch::Library& library) {
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
@@ -214,11 +213,12 @@ void prefer_cpu_kernels(torch::Library& library) {
     const std::string full = name.overload_name.empty() ? plain : plain + "." + name.overload_name;
     library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&launch_operator>());
   }
-  // Its composite kernel would wait for a mask once for the shape and once for the values.
+  // Its composite kernel would wait twice for a mask: once for the shape and once for the values.
   library.impl("index.Tensor", torch::CppFunction::makeFromBoxedFunction<&launch_operator>());
 }
 
-/// The device's, unless the call has one. Its numbers are drawn at launch: no graph has them.
+/// Sets the device's generator unless the call has one. The numbers are drawn at launch, so a graph
+/// cannot replay them.
 void set_generator(OperatorCall& call, size_t argument) {
   refuse_in_capture(current_stream(call.device), "the random numbers of " + call.text());
   if (call.arguments[argument].isNone()) call.arguments[argument] = device_generator(call.device);

@@ -13,7 +13,7 @@
 namespace lockstep::testing {
 namespace {
 
-/// What went wrong outside of the ranks' own code.
+/// Errors outside of the ranks' own code.
 class Mishaps {
  public:
   void add(const std::string& what) {
@@ -30,7 +30,7 @@ class Mishaps {
   std::string text_;
 };
 
-/// Aborts a job that is not done at its deadline.
+/// Aborts a job that has not ended by its deadline.
 class Deadline {
  public:
   Deadline(NcclRules& rules, std::chrono::milliseconds after, Mishaps& mishaps)
@@ -86,7 +86,7 @@ void add_device_errors(int64_t world, const DeviceRankOptions& options, Mishaps&
   if (any) clear_device_errors();
 }
 
-/// Fills in what is unset.
+/// Fills in unset options.
 void prepare(int64_t world, DeviceRankOptions& options, const std::shared_ptr<Mishaps>& mishaps) {
   require<UsageError>(
       options.ranks_per_device >= 1 && world <= options.device.devices * options.ranks_per_device,

@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: what the parts of the device share.
+// Internal: state that the parts of the device share.
 
 #include <chrono>
 #include <cstdint>
@@ -29,16 +29,17 @@ struct Delays {
 };
 Delays current_delays();
 
-/// Whether the launch of `what` loads it first, see LaggingDeviceOptions; once for each.
+/// Whether this launch of `what` loads the kernel first, see LaggingDeviceOptions. True once for
+/// each kernel.
 bool loads_kernel(c10::DeviceIndex device, std::string_view what);
 void count_launch(c10::DeviceIndex device);
-void count_replay(c10::DeviceIndex device);  // one launch
+void count_replay(c10::DeviceIndex device);  // counts as one launch
 void count_wait(c10::DeviceIndex device, std::string_view cause);
 
-/// Becomes the device's error unless it has one.
+/// Sets the device's error unless it already has one.
 void set_device_error(c10::DeviceIndex device, const std::string& message);
 bool has_device_error(c10::DeviceIndex device);
-/// c10::Error if the device has an error.
+/// Throws c10::Error if the device has an error.
 void throw_device_error(c10::DeviceIndex device);
 
 }  // namespace lockstep::testing

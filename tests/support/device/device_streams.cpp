@@ -14,14 +14,14 @@ namespace {
 
 constexpr c10::StreamId kPooledStreams = 32;  // ids 1 to 32; 0 is the default stream
 
-/// The streams of a device: the default one, those of the pool and the new ones.
+/// The streams of a device: the default one, those of the pool, and new ones.
 struct DeviceStreams {
   std::mutex mutex;
   std::vector<std::unique_ptr<StreamWorker>> workers;
   c10::StreamId next_pooled = 0;
 };
 
-// Never destroyed: threads may use it while the process ends.
+// Never destroyed: threads may use it during process exit.
 std::array<DeviceStreams, kMaxDevices>& all_streams() {
   static auto* const streams = new std::array<DeviceStreams, kMaxDevices>;
   return *streams;
@@ -41,7 +41,7 @@ c10::Stream stream_at(c10::DeviceIndex device, c10::StreamId id) {
   return c10::Stream(c10::Stream::UNSAFE, device_at(device), id);
 }
 
-/// Under the lock of `streams`.
+/// Caller holds the lock of `streams`.
 void grow_to(DeviceStreams& streams, c10::DeviceIndex device, size_t count) {
   while (streams.workers.size() < count)
     streams.workers.push_back(std::make_unique<StreamWorker>(
@@ -64,7 +64,7 @@ std::vector<StreamWorker*> workers_of(c10::DeviceIndex device) {
   return workers;
 }
 
-// libtorch's own statics go after this; a kernel that still runs would miss them.
+// libtorch's own statics are destroyed after this; a kernel that still ran would miss them.
 void park_streams() {
   stop_streams();
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
@@ -180,22 +180,22 @@ struct DeviceEvent::State {
 
   void hurry() const { worker->hurry(place); }
 
-  /// The host asks for an event that was captured, which no replay tells of.
+  /// The host queries a captured event. Replays do not update it.
   void refuse_host(const std::string& what) const {
     if (capture) capture->refuse(what + " of a captured event");
   }
 
   const c10::DeviceIndex device;
   StreamWorker* worker = nullptr;
-  int64_t place = 0;  ///< in its stream
+  int64_t place = 0;  ///< in the stream
   std::mutex mutex;
   std::condition_variable changed;
   std::optional<Clock::time_point> time;
 
-  // Of an event that was recorded in a capture:
+  // For an event that was recorded in a capture:
   std::shared_ptr<GraphCapture> capture;
   GraphCapture::Place place_in_capture;
-  std::optional<DeviceEvent> of_replay;  ///< the last one
+  std::optional<DeviceEvent> of_replay;  ///< event of the last replay
 };
 
 DeviceEvent DeviceEvent::record(const c10::Stream& stream) {

@@ -10,66 +10,68 @@
 
 #include <c10/core/Stream.h>
 
-/// Streams and events of the lagging device. Each stream runs its tasks in order on a thread of its
-/// own, which starts with the first task and ends when there has been none for a while.
+/// Streams and events of the lagging device. Each stream runs its tasks in order on its own thread,
+/// which starts with the first task and ends after a while without tasks.
 namespace lockstep::testing {
 
-/// Queues `task` behind what the stream has to do, as a launch: counted, with a random delay, and
-/// left out once the device has an error. An exception becomes the device's error, after `what`. A
-/// task must not keep device memory alive: a kernel has pointers only. In a capture it is recorded,
-/// and runs in every replay.
+/// Queues `task` as a launch, after the work that the stream has: it is counted, randomly delayed,
+/// and skipped once the device has an error. An exception becomes the device's error, prefixed with
+/// `what`. Like a kernel, which only has pointers, a task must not keep device memory alive. In a
+/// capture, the task is recorded and runs in every replay.
 void enqueue(const c10::Stream& stream, std::string_view what, std::function<void()> task);
 
-/// A part of a launch that is counted elsewhere, and not recorded: enqueue() without them.
+/// Queues a part of a launch that is counted elsewhere: like enqueue(), but neither counted nor
+/// recorded.
 void enqueue_part(const c10::Stream& stream, std::string_view what, std::function<void()> task);
 
-/// Queues what is no kernel: not counted, not delayed, not recorded, and done even after an error.
-/// `task` does not throw.
+/// Queues a task that is not a kernel: not counted, not delayed, not recorded, and run even after
+/// an error. `task` does not throw.
 void enqueue_bookkeeping(const c10::Stream& stream, std::function<void()> task);
 
-/// Of this thread. A thread begins with device 0 and the default stream of each device.
+/// The current device of this thread. A thread starts with device 0 and each device's default
+/// stream.
 c10::DeviceIndex current_device();
-/// UsageError: no such device.
+/// Throws UsageError if there is no such device.
 void set_current_device(c10::DeviceIndex device);
 c10::Stream current_stream(c10::DeviceIndex device);
-/// Makes `stream` its device's current one and returns the one before.
+/// Makes `stream` its device's current one and returns the previous one.
 c10::Stream exchange_current_stream(const c10::Stream& stream);
 
 c10::Stream default_stream(c10::DeviceIndex device);
-/// One that nobody else has.
+/// A stream that nobody else has.
 c10::Stream new_stream(c10::DeviceIndex device);
-/// One of 32 of the device, in turn, as CUDA's pool.
+/// One of 32 streams of the device, round-robin, like CUDA's pool.
 c10::Stream pooled_stream(c10::DeviceIndex device);
 
 /// Whether everything queued so far is done.
 bool is_idle(const c10::Stream& stream);
-/// The host waits for all that is queued on the stream so far. Counted under `cause`; throws the
+/// The host waits for everything queued on the stream so far. Counted under `cause`; throws the
 /// device's error.
 void wait_for_stream(const c10::Stream& stream, std::string_view cause);
 /// The same for all streams of the device.
 void wait_for_device(c10::DeviceIndex device, std::string_view cause);
-/// Without a count and without errors: until no stream of any device has anything to do.
+/// Waits until no stream of any device has work. Not counted; throws no errors.
 void wait_for_all_streams();
 
 class GraphCapture;
 
-/// A place in a stream. Copies are the same place.
+/// A position in a stream. Copies refer to the same position.
 class DeviceEvent {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Behind what the stream has to do now.
+  /// The position after everything that is queued on the stream now.
   static DeviceEvent record(const c10::Stream& stream);
 
-  /// `stream` does nothing further until this place is reached. In a capture it is recorded; see
+  /// `stream` waits until this position is reached. In a capture the wait is recorded; see
   /// GraphCapture for what is refused.
   void block(const c10::Stream& stream) const;
-  /// What `stream` really does waits, not what a capture records there.
+  /// Always blocks the real `stream`, even during a capture, and records nothing.
   void block_uncaptured(const c10::Stream& stream) const;
   bool reached() const;
   /// The host waits. Counted as "synchronize event"; throws the error of the event's device.
   void synchronize() const;
-  /// Nothing while it is not reached.
+  /// Nullopt until it is reached.
   std::optional<Clock::time_point> time() const;
 
  private:

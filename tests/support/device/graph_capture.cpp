@@ -14,7 +14,7 @@ namespace {
 
 using StreamKey = std::pair<c10::DeviceIndex, c10::StreamId>;
 
-/// Of all captures. Never destroyed: tensors may be freed while the process ends.
+/// State of all captures. Never destroyed: tensors may be freed during process exit.
 struct Captures {
   std::mutex mutex;
   std::map<StreamKey, std::shared_ptr<GraphCapture>> by_stream;

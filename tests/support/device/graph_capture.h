@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: a capture of a graph, the streams that it has and what was recorded on them.
+// Internal: a capture of a graph, its streams and what was recorded on them.
 
 #include <cstdint>
 #include <functional>
@@ -12,10 +12,10 @@
 
 namespace lockstep::testing {
 
-/// Puts work on a stream, which is the captured one's stand-in in a replay.
+/// Puts work on a stream. In a replay, that stream replaces the captured one.
 using Launch = std::function<void(const c10::Stream& stream)>;
 
-/// What was captured, in the order of the host's calls.
+/// The captured work, in the order of the host's calls.
 struct Recording {
   struct Entry {
     size_t lane;
@@ -25,38 +25,38 @@ struct Recording {
   std::vector<Entry> entries;
 };
 
-/// From begin() to end() or abandon(). Streams join when they wait for an event of a captured
-/// stream. What CUDA refuses in a capture is a c10::Error here that names it; after the first the
-/// capture is invalid, and so is all that is launched in it.
+/// A capture lasts from begin() to end() or abandon(). A stream joins when it waits for an event of
+/// a captured stream. What CUDA refuses in a capture throws a c10::Error here that names it. The
+/// first such error makes the capture invalid, and every later launch in it throws.
 class GraphCapture {
  public:
-  /// A place in a capture: how many launches of each lane come before it.
+  /// A position in a capture: how many launches of each lane come before it.
   using Place = std::vector<int64_t>;
 
-  /// c10::Error: a default stream, or one that is captured already.
+  /// Throws c10::Error for a default stream, or one that is already captured.
   static std::shared_ptr<GraphCapture> begin(const c10::Stream& origin);
   /// The capture that `stream` is in, or null.
   static std::shared_ptr<GraphCapture> of(const c10::Stream& stream);
-  /// A capture with streams of the device, or null.
+  /// A capture that includes a stream of the device, or null.
   static std::shared_ptr<GraphCapture> on(c10::DeviceIndex device);
 
-  /// Not 0, and of no other capture.
+  /// Not 0, and unique among captures.
   int64_t id() const { return id_; }
 
-  /// Of a launch, for which the origin has to wait before the end. `what` is for messages.
+  /// Records a launch. The origin has to wait for it before the end. `what` is for messages.
   void record(const c10::Stream& stream, const std::string& what, Launch launch);
-  /// Of what is no launch. Nothing in an invalid capture.
+  /// Records work that is not a launch. Does nothing in an invalid capture.
   void record_bookkeeping(const c10::Stream& stream, Launch launch);
-  /// Where `stream` is now.
+  /// The current position of `stream`.
   Place place_on(const c10::Stream& stream, Launch mark);
-  /// `stream` comes behind the place, and joins the capture if it is not in it.
+  /// Makes `stream` wait for the position. It joins the capture if it is not in one.
   void wait_on(const c10::Stream& stream, const Place& place, Launch wait);
 
-  /// Throws, and makes a capture that is under way invalid.
+  /// Throws, and invalidates the capture if it is under way.
   [[noreturn]] void refuse(const std::string& what);
 
-  /// Releases the streams. c10::Error: the capture is invalid, a stream that has joined has work
-  /// that the origin does not wait for; and, without releasing them, a stream that is not the
+  /// Releases the streams. Throws c10::Error if the capture is invalid or a joined stream has work
+  /// that the origin does not wait for. Throws without releasing them if `stream` is not the
   /// origin.
   Recording end(const c10::Stream& stream);
   /// Releases the streams and forgets what was recorded.
@@ -65,12 +65,12 @@ class GraphCapture {
  private:
   struct Lane {
     c10::Stream stream;
-    Place place;       ///< what comes before the next launch here, of this lane its own launches
-    std::string last;  ///< launch
+    Place place;       ///< what the next launch here comes after; for this lane, its own launches
+    std::string last;  ///< name of the last launch
   };
 
   GraphCapture(const c10::Stream& origin, int64_t id);
-  // Under the lock of all captures:
+  // Caller holds the lock of all captures:
   size_t lane_of(const c10::Stream& stream) const;
   void join(const c10::Stream& stream);
   void add(size_t lane, Launch launch);
@@ -84,11 +84,11 @@ class GraphCapture {
   std::vector<Recording::Entry> entries_;
 };
 
-/// Now, or at every replay of the graph that captures the stream.
+/// Calls it now, or at every replay of the graph if the stream is being captured.
 void now_or_at_replays(const c10::Stream& stream, const std::function<void()>& call);
 
-/// c10::Error if the stream is captured, and the capture is invalid: what the host does here would
-/// happen once and not in the replays.
+/// If the stream is captured, throws c10::Error and invalidates the capture: what the host does
+/// here would happen once, not in every replay.
 void refuse_in_capture(const c10::Stream& stream, const std::string& what);
 
 }  // namespace lockstep::testing

@@ -23,7 +23,7 @@ struct DeviceState {
   DeviceCounts counts;
   std::optional<std::string> error;
   std::atomic<bool> has_error{false};
-  std::set<std::string, std::less<>> loaded;  ///< kernels
+  std::set<std::string, std::less<>> loaded;  ///< kernels that are loaded
   at::Generator generator = at::detail::createCPUGenerator();
 };
 
@@ -35,7 +35,7 @@ struct Configuration {
   std::atomic<bool> loads_kernels{false};
 };
 
-// Neither is destroyed: streams use them while the process ends.
+// Neither is destroyed: streams use them during process exit.
 Configuration& configuration() {
   static auto* const value = new Configuration;
   return *value;

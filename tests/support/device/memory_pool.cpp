@@ -78,7 +78,7 @@ void MemoryPool::free(void* pointer) {
     graph = block->graph;
   }
   if (graph != 0 && users.empty()) return reuse_in_capture(block, graph);
-  if (graph != 0) return;  // CUDA's allocator asks what the users have done after the capture
+  if (graph != 0) return;  // CUDA's allocator checks the users after the capture
   if (users.empty()) return reuse(block);
   const auto left = std::make_shared<std::atomic<size_t>>(users.size());
   for (const c10::Stream& user : users)
@@ -87,8 +87,8 @@ void MemoryPool::free(void* pointer) {
     });
 }
 
-// The poison is queued before the block can be handed out, so that it comes before what the next
-// owner queues on the same stream.
+// The poison is queued before the block can be handed out, so it comes before the work that the
+// next owner queues on the same stream.
 void MemoryPool::reuse(Block* block) {
   if (block->stream)
     enqueue_bookkeeping(*block->stream,
@@ -99,7 +99,7 @@ void MemoryPool::reuse(Block* block) {
   free_[kind_of(*block)].push_back(block);
 }
 
-// After the capture the graph alone has the block.
+// After the capture, only the graph owns the block.
 void MemoryPool::reuse_in_capture(Block* block, int64_t graph) {
   const auto capture = GraphCapture::of(*block->stream);
   if (!capture || capture->id() != graph) return;

@@ -20,23 +20,23 @@ namespace lockstep::testing {
 
 constexpr int kPoison = 0xFF;
 
-/// All memory of all devices, and the pinned memory. What is freed is kept for the next allocation
-/// of the same size, the last freed first, and never given back.
+/// All memory of all devices, and the pinned memory. Freed blocks are kept for later allocations of
+/// the same size, last in, first out. They are never given back.
 class MemoryPool {
  public:
   static MemoryPool& instance();
 
-  /// Null for 0 bytes. `stream`: of the device; nothing: pinned memory. In a capture the memory is
-  /// the graph's: freed, it may be allocated again in the same capture alone.
+  /// Null for 0 bytes. `stream`: a stream of the device; nullopt: pinned memory. In a capture the
+  /// memory belongs to the graph: once freed, it can be allocated again only in the same capture.
   void* allocate(size_t bytes, const std::optional<c10::Stream>& stream);
   void free(void* pointer);
   void record_use(const void* pointer, const c10::Stream& stream);
 
-  /// The graph of that capture is gone: its memory becomes like other memory once `last_replay` is
-  /// reached, if there was one.
+  /// Called when the graph of that capture is destroyed: its memory becomes ordinary memory once
+  /// `last_replay` is reached, if there was one.
   void release_graph(int64_t capture, const std::optional<DeviceEvent>& last_replay);
 
-  /// Whether live device memory (`device`) or live pinned memory (nothing) holds the pointer.
+  /// Whether live device memory (`device`) or live pinned memory (nullopt) holds the pointer.
   bool holds_live(const void* pointer, std::optional<c10::DeviceIndex> device);
   std::optional<c10::DeviceIndex> device_of(const void* pointer);
 
@@ -46,13 +46,13 @@ class MemoryPool {
  private:
   struct Block {
     char* data = nullptr;
-    size_t bytes = 0;                   ///< as rounded
-    std::optional<c10::Stream> stream;  ///< nothing: pinned
+    size_t bytes = 0;                   ///< rounded up
+    std::optional<c10::Stream> stream;  ///< nullopt: pinned
     bool live = false;
-    int64_t graph = 0;                    ///< the id of its capture; 0: of none
-    std::vector<c10::Stream> users = {};  ///< recorded, apart from `stream`
+    int64_t graph = 0;                    ///< id of its capture; 0: none
+    std::vector<c10::Stream> users = {};  ///< recorded streams other than `stream`
   };
-  /// Device (-1: pinned), stream, graph, bytes: what a free block may become.
+  /// Device (-1: pinned), stream, graph, bytes: a free block is reused only for the same kind.
   using Kind = std::tuple<int, c10::StreamId, int64_t, size_t>;
 
   static Kind kind_of(const Block& block);

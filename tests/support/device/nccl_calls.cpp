@@ -25,7 +25,7 @@ NcclCall call_of(const NcclCaller& caller, Op type, const std::string& kind, con
   return {.type = type, .kind = kind, .inputs = inputs, .outputs = outputs};
 }
 
-/// NCCL launches nothing for no elements.
+/// NCCL launches nothing if there are no elements.
 void add_task(NcclCall& call, const CollectiveTask& task) {
   if (task.count > 0) call.tasks.emplace_back(task);
 }
@@ -45,7 +45,7 @@ void check_parts(const NcclCaller& caller, size_t parts, const std::string& kind
                     " parts, allowed: one for each of ", caller.size, " ranks");
 }
 
-/// `whole` has the elements of `part` for each rank, of the same dtype.
+/// `whole` has as many elements as `part` for each rank, and the same dtype.
 void check_whole(const NcclCaller& caller, const at::Tensor& whole, const at::Tensor& part,
                  const std::string& kind) {
   TORCH_CHECK_TYPE(whole.scalar_type() == part.scalar_type(), kind, ": found ", whole.scalar_type(),
@@ -58,14 +58,14 @@ Op one_or_several(const Tensors& tensors, Op one) {
   return tensors.size() == 1 ? one : Op::COALESCED;
 }
 
-/// One tensor of the shape and dtype of all of them, for their stack.
+/// One tensor for a stack of all of them, which have one shape and dtype.
 at::Tensor flat_like(const Tensors& tensors) {
   std::vector<int64_t> sizes = {static_cast<int64_t>(tensors.size())};
   sizes.insert(sizes.end(), tensors.front().sizes().begin(), tensors.front().sizes().end());
   return at::empty(sizes, tensors.front().options());
 }
 
-/// Elements of each rank's part.
+/// Number of elements of each rank's part.
 std::vector<int64_t> parts_of(const NcclCaller& caller, const at::Tensor& tensor,
                               const std::vector<int64_t>& rows) {
   if (rows.empty()) {

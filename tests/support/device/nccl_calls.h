@@ -2,13 +2,13 @@
 
 #include "lockstep/tests/support/device/nccl_launches.h"
 
-/// The collectives of c10d as calls of NCCL: what is refused, and the tasks of the kernel. Errors
-/// are ValueError and TypeError and name the collective.
+/// The collectives of c10d as calls of NCCL: checks of the arguments, and the tasks of the kernel.
+/// Errors are ValueError and TypeError and name the collective.
 namespace lockstep::testing {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// Who calls.
+/// The calling rank.
 struct NcclCaller {
   c10::Device device;
   int rank, size;
@@ -17,7 +17,7 @@ struct NcclCaller {
 /// Refuses tensors that are not dense, contiguous and on the caller's device, and dtypes that NCCL
 /// lacks.
 void check_nccl_tensors(const NcclCaller& caller, const Tensors& tensors, const std::string& kind);
-/// Of ranks and roots: from 0 to size - 1.
+/// Checks the rank of a peer or root: allowed are 0 to size - 1.
 int check_nccl_rank(const NcclCaller& caller, int64_t rank, const std::string& kind);
 
 NcclCall all_reduce_call(const NcclCaller& caller, const Tensors& tensors,
@@ -27,22 +27,22 @@ NcclCall reduce_call(const NcclCaller& caller, const at::Tensor& output, const a
 NcclCall broadcast_call(const NcclCaller& caller, const at::Tensor& output, const at::Tensor& input,
                         int64_t root);
 NcclCall all_gather_call(const NcclCaller& caller, const Tensors& outputs, const Tensors& inputs);
-/// Through one tensor, from which each of `outputs`, of one size, is copied.
+/// Gathers into one tensor and copies from it to `outputs`, which all have one size.
 NcclCall all_gather_list_call(const NcclCaller& caller, const Tensors& outputs,
                               const at::Tensor& input);
 NcclCall reduce_scatter_call(const NcclCaller& caller, const Tensors& outputs,
                              const Tensors& inputs, const c10d::ReduceOp& op);
-/// Through one tensor, to which each of `inputs`, of one size, is copied.
+/// Copies `inputs`, which all have one size, into one tensor and scatters from it.
 NcclCall reduce_scatter_list_call(const NcclCaller& caller, const at::Tensor& output,
                                   const Tensors& inputs, const c10d::ReduceOp& op);
-/// Rows of dimension 0 for each rank; even parts where they are empty. Messages of no bytes are not
-/// sent.
+/// `output_rows`, `input_rows`: rows of dimension 0 for each rank; empty: equal parts. Messages of
+/// zero bytes are not sent.
 NcclCall all_to_all_call(const NcclCaller& caller, const at::Tensor& output,
                          const at::Tensor& input, const std::vector<int64_t>& output_rows,
                          const std::vector<int64_t>& input_rows);
 NcclCall all_to_all_list_call(const NcclCaller& caller, const Tensors& outputs,
                               const Tensors& inputs);
-/// `outputs`: one of each rank on the root, none elsewhere.
+/// `outputs`: one for each rank on the root, none elsewhere.
 NcclCall gather_call(const NcclCaller& caller, const Tensors& outputs, const at::Tensor& input,
                      int64_t root);
 /// `inputs`: one for each rank on the root, none elsewhere.

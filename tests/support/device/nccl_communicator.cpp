@@ -8,7 +8,7 @@ namespace lockstep::testing {
 namespace {
 
 using Kind = CollectiveTask::Kind;
-using Collectives = std::vector<const CollectiveTask*>;  ///< of each member
+using Collectives = std::vector<const CollectiveTask*>;  ///< one for each member
 
 int64_t item_of(const CollectiveTask& task) {
   return static_cast<int64_t>(c10::elementSize(task.dtype));
@@ -23,7 +23,7 @@ const std::byte* input_at(const CollectiveTask& task, int64_t byte) {
   return static_cast<const std::byte*>(task.input) + byte;
 }
 
-/// The terms of all members from a byte of their inputs on, reduced.
+/// Reduces the terms of all members, starting at byte `from_byte` of their inputs.
 std::vector<std::byte> reduced(const Collectives& tasks, int64_t from_byte) {
   const CollectiveTask& first = *tasks.front();
   std::vector<NcclTerm> terms;
@@ -41,7 +41,7 @@ void reduce_to(const Collectives& tasks, const std::vector<int>& receivers) {
     std::memcpy(tasks[static_cast<size_t>(member)]->output, result.data(), result.size());
 }
 
-/// All parts first: outputs may be parts of the inputs.
+/// Reduces all parts before writing any: outputs may be parts of the inputs.
 void reduce_and_scatter(const Collectives& tasks) {
   std::vector<std::vector<std::byte>> parts;
   for (size_t member = 0; member < tasks.size(); ++member)
@@ -50,7 +50,7 @@ void reduce_and_scatter(const Collectives& tasks) {
     std::memcpy(tasks[member]->output, parts[member].data(), parts[member].size());
 }
 
-/// Bytes of `source` to one place in the outputs of all.
+/// Copies the bytes of `source` to the same place in the outputs of all members.
 void copy_to_all(const Collectives& tasks, const CollectiveTask& source, int64_t to_byte) {
   for (const CollectiveTask* task : tasks)
     std::memmove(static_cast<std::byte*>(task->output) + to_byte, source.input,
@@ -83,7 +83,7 @@ struct Registry {
   std::map<int64_t, std::weak_ptr<NcclCommunicator>> communicators;
 };
 
-/// Never destroyed: threads may look into it until the process ends.
+/// Never destroyed: threads may use it until the process ends.
 Registry& registry() {
   static Registry& the_one = *new Registry;
   return the_one;

@@ -18,14 +18,14 @@ struct CollectiveTask {
   enum class Kind { all_reduce, reduce, broadcast, all_gather, reduce_scatter };
   Kind kind;
   const void* input = nullptr;
-  void* output = nullptr;  ///< may be the input, or overlap it where NCCL works in place
-  int64_t count = 0;       ///< elements of the input; of a reduce_scatter, of the output
+  void* output = nullptr;  ///< may be the input, or overlap it where NCCL allows in-place
+  int64_t count = 0;       ///< elements of the input; for reduce_scatter, of the output
   at::ScalarType dtype = at::kByte;
   int root = 0;
   NcclReduction reduction = {};
 };
 
-/// One end of a message: to `peer` or from it.
+/// One end of a message to or from `peer`.
 struct MessageTask {
   bool sends;
   int peer;
@@ -35,20 +35,20 @@ struct MessageTask {
 
 using KernelTask = std::variant<CollectiveTask, MessageTask>;
 
-/// What the members of an NCCL communicator share. Members are threads of one process; each has a
-/// host, which joins, connects and aborts, and a stream, on whose worker its kernels run.
+/// The state that the members of an NCCL communicator share. Members are threads of one process.
+/// Each has a host, which joins, connects and aborts, and a stream, whose worker runs its kernels.
 ///
 /// A kernel spins until all its tasks are done or its own member aborts. Nothing else ends it:
-/// - The i-th collective of a member meets the i-th of each of the others. Once all have come, the
-///   data moves, if all are of one kind, root and number of bytes; else they never end. What else
-///   differs (dtype, reduction) is taken as the first member has it.
-/// - A message leaves when both ends have come: NCCL's buffers, which let small ones leave earlier,
-///   are not to be relied on. Between two members messages match first in first out, whatever their
-///   tag. One whose receiver expects another size blocks those behind it.
-/// - Members that abort leave the others where they are.
+/// - The i-th collective of a member meets the i-th collective of every other member. Once all have
+///   arrived, the data moves if they agree in kind, root and number of bytes; otherwise they never
+///   end. Other differences (dtype, reduction) are ignored: the first member's value is used.
+/// - A message is transferred when both ends have arrived. NCCL's buffers, which let small messages
+///   leave earlier, are not to be relied on. Messages between two members match in FIFO order,
+///   whatever their tag. If the receiver expects another size, the message blocks those behind it.
+/// - Members that abort do not release the others.
 class NcclCommunicator {
  public:
-  /// One direction of a pair, and which end of it.
+  /// One direction of a pair of members, and one end of it.
   struct End {
     int from, to;
     bool sends;
@@ -57,21 +57,21 @@ class NcclCommunicator {
 
   explicit NcclCommunicator(int size);
 
-  /// Makes a communicator that find() returns to the other members. Ids are unique in the process,
-  /// so that jobs of one process do not meet.
+  /// Creates a communicator that find() returns to the other members. Ids are unique in the
+  /// process, so jobs in one process do not mix.
   static std::shared_ptr<NcclCommunicator> make(int size, int64_t* id);
   static std::shared_ptr<NcclCommunicator> find(int64_t id);
 
   /// Blocks until all members have joined. Returns false if this one aborts.
   bool join(int member);
-  /// The ends of messages in `tasks` that this member has not connected yet.
+  /// The message ends in `tasks` that this member has not connected yet.
   std::vector<End> unconnected(int member, const std::vector<KernelTask>& tasks);
-  /// Blocks until the other ends have been connected too. Returns false if this member aborts.
+  /// Blocks until the opposite ends are connected too. Returns false if this member aborts.
   bool connect(int member, const std::vector<End>& ends);
-  /// A kernel: blocks the stream's worker. Returns false if this member aborts first; then what was
-  /// not done is never done.
+  /// A kernel: blocks the stream's worker. Returns false if this member aborts first; unfinished
+  /// tasks then never run.
   bool run(int member, const std::vector<KernelTask>& tasks);
-  /// Releases this member's kernels and host, now and later.
+  /// Releases this member's current and future kernels, and its host.
   void abort(int member);
 
  private:
@@ -80,7 +80,7 @@ class NcclCommunicator {
     int member;
     bool done = false;
   };
-  using Meeting = std::vector<Posted*>;  ///< of each member, null: has not come
+  using Meeting = std::vector<Posted*>;  ///< one for each member; null: has not arrived
   struct Messages {
     std::deque<Posted*> sends, receives;
   };
@@ -96,7 +96,7 @@ class NcclCommunicator {
   std::set<int> joined_;
   std::set<End> connected_;
   std::vector<bool> aborted_;
-  std::vector<int64_t> collectives_;                  ///< posted by each member
+  std::vector<int64_t> collectives_;                  ///< number posted by each member
   std::map<int64_t, Meeting> meetings_;               ///< by the position of the collective
   std::map<std::pair<int, int>, Messages> messages_;  ///< by sender and receiver
 };

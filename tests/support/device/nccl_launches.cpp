@@ -15,7 +15,7 @@
 namespace lockstep::testing {
 namespace {
 
-/// `stream` goes on when `other` has done what it has to do so far.
+/// `stream` waits for the work that `other` has so far.
 void order_behind(const c10::Stream& stream, const c10::Stream& other) {
   c10::Event event(other.device_type());
   event.record(other);
@@ -112,7 +112,7 @@ NcclLaunches::WorkPtr NcclLaunches::message(const at::Tensor& tensor, int peer, 
 
 void NcclLaunches::begin_batch() { batch_.emplace(); }
 
-/// The tasks of collectives and messages of a batch are one kernel.
+/// The collectives and messages of a batch become one kernel.
 void NcclLaunches::add_to_batch(const NcclCall& call, const Member& member,
                                 const c10::Stream& stream) {
   Batch& batch = *batch_;

@@ -9,12 +9,12 @@
 
 namespace lockstep::testing {
 
-/// One call of c10d, ready for the stream.
+/// One c10d call, ready for the stream.
 struct NcclCall {
   c10d::OpType type;
   std::string kind;  ///< as in NcclCounts
   std::vector<at::Tensor> inputs = {}, outputs = {};
-  std::vector<at::Tensor> kept = {};  ///< until wait(), as the inputs and outputs are
+  std::vector<at::Tensor> kept = {};  ///< also kept until wait(), like the inputs and outputs
   std::vector<KernelTask> tasks = {};
   bool async = true;  ///< on the communicator's stream; else on the current one, without a work
   bool blocks_host = false;
@@ -22,8 +22,8 @@ struct NcclCall {
   std::function<void()> before = [] {}, after = [] {};
 };
 
-/// The communicators of one rank in one group, their streams, and what is launched there, by the
-/// rules of c10d's ProcessGroupNCCL in libtorch 2.11; see nccl_rules_backend.h.
+/// The communicators of one rank in one group, their streams, and what is launched there. Follows
+/// the rules of c10d's ProcessGroupNCCL in libtorch 2.11; see nccl_rules_backend.h.
 class NcclLaunches {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -34,7 +34,7 @@ class NcclLaunches {
   NcclLaunches& operator=(const NcclLaunches&) = delete;
 
   WorkPtr collective(NcclCall call);
-  /// `tensor` goes to `peer`, or comes from it.
+  /// Sends `tensor` to `peer`, or receives it from there.
   WorkPtr message(const at::Tensor& tensor, int peer, bool sends);
   void begin_batch();
   /// Null for an empty batch.
@@ -43,17 +43,17 @@ class NcclLaunches {
   void connect_eagerly();
   void shutdown();
   void abort();
-  /// abort(), and hosts that wait for the members of a new communicator go on too.
+  /// Like abort(), but also releases hosts that wait for the members of a new communicator.
   void release();
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
   uint64_t sequence() const { return collectives_; }
 
  private:
-  /// This rank's part in a communicator.
+  /// This rank's membership in a communicator.
   struct Member {
     std::shared_ptr<NcclCommunicator> communicator;
-    std::vector<int64_t> ranks;  ///< global, of its members
-    int rank;                    ///< of this one among them
+    std::vector<int64_t> ranks;  ///< global ranks of its members
+    int rank;                    ///< this rank's index among them
     c10::Stream stream;
   };
   enum class State { running, shut_down, aborted };
@@ -78,7 +78,7 @@ class NcclLaunches {
   void add_to_batch(const NcclCall& call, const Member& member, const c10::Stream& stream);
   void launch(const Member& member, const c10::Stream& stream, const std::string& kind,
               std::vector<KernelTask> tasks);
-  /// Tells the watchdog of it, except in a capture.
+  /// Records the end and tells the watchdog, except in a capture.
   void end_work(NcclWork& work, const c10::Stream& stream);
   void connect(const Member& member, const std::string& kind, const std::vector<KernelTask>& tasks);
   void note_call(const std::string& kind, const std::vector<at::Tensor>& tensors);
@@ -92,13 +92,13 @@ class NcclLaunches {
   c10::intrusive_ptr<c10d::Store> store_;
   mutable std::mutex mutex_;
   State state_ = State::running;
-  std::map<std::string, Member> members_;  ///< "group", or "0:2" of a pair
-  std::map<std::string, Member> joining_;  ///< whose hosts wait for the others
+  std::map<std::string, Member> members_;  ///< by "group", or "0:2" for a pair
+  std::map<std::string, Member> joining_;  ///< hosts still wait for the other members
   bool released_ = false;
   bool eager_ = false;
   std::optional<Batch> batch_;
   uint64_t collectives_ = 0, messages_ = 0;
-  /// A copy is with each launch in a graph that lives.
+  /// Each launch in a live graph holds a copy.
   const std::shared_ptr<const int> graph_references_ = std::make_shared<int>();
   NcclWatchdog watchdog_;
 };

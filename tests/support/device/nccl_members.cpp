@@ -6,7 +6,7 @@
 #include "lockstep/tests/support/device/graph_capture.h"
 #include "lockstep/tests/support/device/nccl_launches.h"
 
-// How a rank comes to its communicators, and how they end.
+// How a rank gets its communicators, and how they end.
 
 namespace lockstep::testing {
 
@@ -61,7 +61,7 @@ NcclLaunches::Member NcclLaunches::make_communicator(const std::string& key,
   return member;
 }
 
-/// The first member makes the communicator and tells the others of it in the group's store.
+/// The first member creates the communicator and puts its id into the group's store.
 std::shared_ptr<NcclCommunicator> NcclLaunches::meet(const std::string& key, int size, bool leads) {
   if (leads) {
     int64_t id = 0;

@@ -24,7 +24,7 @@ struct Accumulator<c10::Half> {
   using type = float;
 };
 
-/// A NaN on either side stays.
+/// A NaN on either side propagates.
 template <class C>
 C combine_two(ReduceType op, C a, C b) {
   switch (op) {

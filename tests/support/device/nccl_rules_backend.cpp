@@ -16,7 +16,7 @@ const at::Tensor& only(const Tensors& tensors) {
   return tensors.front();
 }
 
-/// The tensors of a list of lists that has one list; none of an empty one.
+/// The tensors of the only list; none if there is no list.
 const Tensors& only(const std::vector<Tensors>& lists) {
   static const Tensors& none = *new Tensors;
   TORCH_CHECK_VALUE(lists.size() <= 1, "found ", lists.size(), " lists, allowed: one");
@@ -76,7 +76,7 @@ class NcclRulesBackend : public c10d::Backend {
     return run(all_gather_call(caller_, outputs, inputs), options);
   }
 
-  /// Tensors of several sizes are broadcasts, in one batch.
+  /// Tensors of different sizes become broadcasts, in one batch.
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& options) override {
     const at::Tensor& input = only(inputs);
@@ -100,7 +100,7 @@ class NcclRulesBackend : public c10d::Backend {
     return run(reduce_scatter_call(caller_, outputs, inputs, options.reduceOp), options);
   }
 
-  /// Tensors of several sizes are reductions, in one batch.
+  /// Tensors of different sizes become reductions, in one batch.
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                          const c10d::ReduceScatterOptions& options) override {
     const at::Tensor& output = only(outputs);

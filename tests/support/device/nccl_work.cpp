@@ -14,7 +14,7 @@ c10::Stream current_stream_of(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
-/// A device with an error ends nothing more; whoever waits for it gets the error.
+/// On a device with an error nothing ends any more; whoever waits for the device gets the error.
 bool has_ended(const c10::Event& end) {
   try {
     return end.query();
@@ -31,7 +31,7 @@ void NcclWork::Shelf::put(const std::vector<at::Tensor>& tensors) {
 }
 
 void NcclWork::Shelf::clear() {
-  std::vector<at::Tensor> gone;  // outside of the lock: a deleter may run
+  std::vector<at::Tensor> gone;  // freed after the lock is released: a deleter may run
   const std::lock_guard<std::mutex> lock(mutex_);
   gone.swap(tensors_);
 }

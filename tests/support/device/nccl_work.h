@@ -12,12 +12,12 @@
 
 namespace lockstep::testing {
 
-/// A launch on a communicator's stream, as c10d's WorkNCCL: wait() makes the current stream wait
-/// for it and returns. The host learns nothing of failures unless it passes a timeout.
+/// A launch on a communicator's stream, like c10d's WorkNCCL: wait() makes the current stream wait
+/// for it and returns. The host does not learn of failures unless it passes a timeout.
 class NcclWork : public c10d::Work {
  public:
-  /// Keeps tensors from the allocator, which does not know that another stream uses them, until
-  /// the current stream waits or, once the work has ended, the rank's next launch.
+  /// Keeps tensors from the allocator, which does not know that another stream uses them. Keeps
+  /// them until the current stream waits or, once the work has ended, until the rank's next launch.
   class Shelf {
    public:
     void put(const std::vector<at::Tensor>& tensors);
@@ -35,20 +35,20 @@ class NcclWork : public c10d::Work {
     std::string name;  ///< for messages: "rank 1, group dp[0, 1], allreduce, sequence 4"
     uint64_t sequence;
     std::chrono::milliseconds timeout;
-    std::function<void()> abort;         ///< of the communicator
-    std::function<std::string()> error;  ///< of the communicator, empty: none
-    bool blocks_host = false;            ///< wait() waits on the host too: a barrier
+    std::function<void()> abort;         ///< aborts the communicator
+    std::function<std::string()> error;  ///< error of the communicator; empty: none
+    bool blocks_host = false;            ///< wait() also blocks the host, as for a barrier
   };
 
   NcclWork(Spec spec, std::vector<at::Tensor> outputs);
 
-  /// Behind everything that `stream` has to do. Without it the work counts as done, and wait() as
-  /// satisfied: so are the works that calls within a batch return.
+  /// Records the end after everything that `stream` has to do. Without it the work counts as done,
+  /// and wait() returns: such are the works that calls in a batch return.
   void record_end(const c10::Stream& stream);
 
   bool isCompleted() override;
   bool isSuccess() const override;
-  /// With a timeout the host waits; when it passes, the communicator is aborted.
+  /// With a timeout, the host waits. When it expires, the communicator is aborted.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override { spec_.abort(); }
   void synchronize() override;
@@ -69,11 +69,11 @@ class NcclWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-/// Looks at the works of one backend from a thread of its own, as c10d's watchdog.
+/// Checks the works of one backend on its own thread, like c10d's watchdog.
 class NcclWatchdog {
  public:
-  /// `on_timeout` gets a message about each work that has not ended its timeout after it was
-  /// launched.
+  /// `on_timeout` gets a message about each work that has not ended within its timeout after the
+  /// launch.
   explicit NcclWatchdog(std::function<void(const std::string&)> on_timeout);
   /// Joins the thread.
   ~NcclWatchdog();
@@ -81,7 +81,7 @@ class NcclWatchdog {
   void watch(const NcclWork& work);
   /// Whether all works have ended.
   bool idle();
-  /// No more timeouts. Does not join: the watchdog may call it itself.
+  /// Ends the checks. Does not join: the watchdog may call it itself.
   void stop();
 
  private:
@@ -94,15 +94,15 @@ class NcclWatchdog {
   };
 
   void look_out();
-  /// Removes what has ended. Returns a message for each work that is overdue for the first time.
+  /// Removes works that have ended. Returns a message for each work that is newly overdue.
   std::vector<std::string> look();
 
   std::function<void(const std::string&)> on_timeout_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::list<Watched> under_way_;
-  /// Of works that have ended: cleared on the thread of the rank, because the last tensor of an
-  /// autograd graph must not go here.
+  /// Shelves of ended works. They are cleared on the rank's thread: the last tensor of an autograd
+  /// graph must not be freed on the watchdog's.
   std::vector<std::shared_ptr<NcclWork::Shelf>> to_clear_;
   bool stopped_ = false;
   std::thread thread_;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: the operators with kernels of their own; all others are queued by the fallback.
+// Internal: the operators with their own kernels; the fallback queues all others.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -11,7 +11,7 @@ namespace lockstep::testing {
 void add_view_kernels(torch::Library& library);
 void add_copy_kernels(torch::Library& library);
 
-/// The boxed fallback: shapes at once, the CPU's kernel later.
+/// The boxed fallback: determines shapes at once and runs the CPU's kernel later.
 void launch_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                      torch::jit::Stack* stack);
 

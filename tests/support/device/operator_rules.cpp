@@ -8,7 +8,7 @@
 namespace lockstep::testing {
 namespace {
 
-/// A kernel of CUDA, its name in CUDA's message, and the dtypes that it lacks.
+/// A CUDA kernel, its name in CUDA's message, and the dtypes that it lacks.
 struct Gap {
   std::string_view op;
   const char* kernel;
@@ -41,7 +41,7 @@ const std::set<std::string_view>& data_dependent() {
   return *names;
 }
 
-/// Operators with a value that CUDA's kernel takes as a number of the host, and its place.
+/// Operators whose CUDA kernel takes a value as a host number, and the index of that argument.
 struct HostNumber {
   std::string_view op, overload;
   size_t argument;

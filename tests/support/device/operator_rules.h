@@ -1,32 +1,32 @@
 #pragma once
 
-// Internal: what CUDA does otherwise than the CPU's kernels.
+// Internal: where CUDA differs from the CPU's kernels.
 
 #include "lockstep/tests/support/device/operator_call.h"
 
 namespace lockstep::testing {
 
-/// NotImplementedError where CUDA's kernel lacks the dtype.
+/// Throws NotImplementedError where CUDA's kernel lacks the dtype.
 void refuse_what_cuda_lacks(const OperatorCall& call);
 
-/// Whether the host has to wait for values: results that are no tensors, shapes that depend on
-/// data, masks as indices, values that CUDA's kernel takes from the host.
+/// Whether the host has to wait for values: results that are not tensors, data-dependent shapes,
+/// masks as indices, values that CUDA's kernel takes from the host.
 bool needs_values(const OperatorCall& call);
 
-/// Whether the operator's meta kernel refuses operands that CUDA's takes: index_add's looks at a
-/// row, which an empty tensor has not.
+/// Whether the operator's meta kernel refuses operands that CUDA's accepts: that of index_add looks
+/// at a row, which an empty tensor does not have.
 bool meta_kernel_is_stricter(const OperatorCall& call);
 
-/// Whether the operator writes into its arguments alone and does not give them other shapes.
+/// Whether the operator only writes into its arguments and does not change their shapes.
 bool works_in_place(const OperatorCall& call);
 
-/// Whether it draws random numbers for an argument that it does not read.
+/// Whether the operator draws random numbers into an argument that it does not read.
 bool only_draws(const OperatorCall& call);
 
-/// Which argument return value `position` is, where it is one that the operator writes into.
+/// The index of the argument that return value `position` is, if the operator writes into it.
 std::optional<size_t> written_argument(const OperatorCall& call, size_t position);
 
-/// The place of an argument that takes a generator.
+/// The index of the argument that takes a generator.
 std::optional<size_t> generator_argument(const c10::FunctionSchema& schema);
 
 }  // namespace lockstep::testing

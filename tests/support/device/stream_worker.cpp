@@ -54,7 +54,7 @@ void StreamWorker::hurry(int64_t count) {
         waited_for.push_back(tasks_[static_cast<size_t>(i)].hurry);
   }
   changed_.notify_all();
-  for (const auto& other : waited_for) other();  // without the lock: streams may wait in a circle
+  for (const auto& other : waited_for) other();  // without the lock: streams may wait in a cycle
 }
 
 void StreamWorker::wait() {

@@ -15,26 +15,26 @@
 namespace lockstep::testing {
 
 struct StreamTask {
-  std::string what;  ///< of a kernel; empty: bookkeeping
+  std::string what;  ///< name of a kernel; empty: bookkeeping
   std::function<void()> run;
-  /// Hurries the streams that the task waits for; may be empty. Is called when somebody waits for
-  /// the task.
+  /// Hurries the streams that the task waits for; may be empty. Called when somebody waits for the
+  /// task.
   std::function<void()> hurry = {};
 };
 
-/// The thread of one stream. Lives until the process ends.
+/// Runs the tasks of one stream on a thread. Lives until the process ends.
 class StreamWorker {
  public:
   explicit StreamWorker(c10::Stream stream) : stream_(stream) {}
 
-  /// Returns how many have been pushed, this one included: its place.
+  /// Returns the task's position: how many tasks have been pushed, including this one.
   int64_t push(StreamTask task);
   bool idle();
-  /// Somebody waits for the first `count` tasks, which are no longer delayed.
+  /// Called when somebody waits for the first `count` tasks: they are no longer delayed.
   void hurry(int64_t count);
-  /// Hurries, until all tasks pushed so far are done, or the process ends.
+  /// Hurries, and waits until all tasks pushed so far are done or the process ends.
   void wait();
-  /// Until no task is under way; none begins after stop_streams().
+  /// Waits until no task is running; none starts after stop_streams().
   void wait_parked(std::chrono::steady_clock::time_point deadline);
 
  private:
@@ -50,14 +50,14 @@ class StreamWorker {
   int64_t pushed_ = 0;
   int64_t done_ = 0;
   int64_t hurried_ = 0;
-  std::function<void()> current_hurry_;  ///< of the task under way
+  std::function<void()> current_hurry_;  ///< of the running task
   bool has_thread_ = false;
   bool busy_ = false;
   std::minstd_rand random_;  ///< of the thread
   uint64_t generation_ = ~uint64_t{0};
 };
 
-/// No stream begins another task. The process calls it as it ends.
+/// No stream starts another task. Called during process exit.
 void stop_streams();
 bool streams_stopped();
 

@@ -1,5 +1,5 @@
-// A user's test: what the check says of each mistake, and of a model without any, as lines of
-// name | seconds | parameter | text.
+// A user's test: prints the finding of the check for each mistake as a line of
+// name | seconds | parameter | text, and then the report on a model without mistakes.
 
 #include <chrono>
 #include <cstdio>
