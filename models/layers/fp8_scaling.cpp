@@ -145,7 +145,8 @@ at::Tensor Fp8Layer::output(const at::Tensor& x, const at::Tensor& weight,
 void Fp8Layer::note_weight(const at::Tensor& weight) const {
   if (!scales_) return;
   at::Tensor noted = scales_->largest()[place_][static_cast<int64_t>(Fp8Operand::weight)];
-  at::maximum_out(noted, noted, kernels::largest_absolute(weight).view({}));
+  noted = noted.view({1, 1});
+  at::maximum_out(noted, noted, kernels::largest_absolute(weight));
 }
 
 bool Fp8Layer::scales_parts() const {

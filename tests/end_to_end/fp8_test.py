@@ -196,6 +196,29 @@ class Fp8(EndToEnd):
             self.assertEqual(result.returncode, 0, result.stderr.decode())
         self.assertLess(abs(loss["longer"] / loss["wide on narrow"] - 1), 0.05)
 
+    def test_megatrons_flags_that_have_no_effect_are_noted(self):
+        flags = ("--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+                 "--max-position-embeddings 32 --micro-batch-size 1 --global-batch-size 2 "
+                 "--vocab-size 256 --train-iters 5 --lr 1e-3 --bf16").split()
+        for given, notes in (
+                ("--fp8-format hybrid --fp8-recipe mxfp8",
+                 ["--fp8-recipe: not there: found 'mxfp8'",
+                  "--fp8-recipe: the configuration has delayed instead"]),
+                ("--fp8-format hybrid --fp8-recipe tensorwise --fp8-margin 2",
+                 ["--fp8-margin: not needed: with --fp8-recipe tensorwise it has no effect"]),
+                ("--fp8-format hybrid --num-layers-at-end-in-bf16 2",
+                 ["--num-layers-at-end-in-bf16: not needed: without --first-last-layers-bf16 it"]),
+                ("--fp8-format e5m2 --fp8-margin 2",
+                 ["--fp8-format: not there: found 'e5m2'",
+                  "--fp8-margin: not needed: without that --fp8-format it has no effect"]),
+                ("--num-experts 8 --fp8-format hybrid --moe-router-padding-for-fp8",
+                 ["--moe-router-padding-for-fp8: not needed: "])):
+            with self.subTest(given):
+                result = run(LOCKSTEP, "megatron-flags", "--", *flags, *given.split())
+                self.assertEqual(result.returncode, 0, result.stderr.decode())
+                for note in notes:
+                    self.assertEqual(result.stderr.decode().count(note), 1, result.stderr.decode())
+
     def test_what_is_refused(self):
         bf16 = "train.precision=bf16"
         for settings, part in (

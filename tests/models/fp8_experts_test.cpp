@@ -168,14 +168,16 @@ TEST(Fp8Experts, OnlyTrainingCountsForTheScales) {
   EXPECT_EQ(scaling->state().front().parameter, "experts.weight");
 }
 
-TEST(Fp8Experts, WithoutRowsNothingIsComputedOrNoted) {
+TEST(Fp8Experts, WithoutRowsOnlyTheWeightsAreNoted) {
   const auto scaling = scaling_of(options(Fp8Recipe::delayed));
   const auto layer = experts_of(*scaling);
   ExpertUse use({0, 0, 0, 0}, 1);
   use.run(layer);
   EXPECT_EQ(use.w.grad().count_nonzero().item<int64_t>(), 0);
   Fp8Scaling::end_step({scaling}, one_process());
-  EXPECT_TRUE(scaling->state().front().scales.eq(1).all().item<bool>());
+  const at::Tensor scales = scaling->state().front().scales;
+  const double of_weight = scale_of(use.w.detach(), kE4m3);
+  expect_near(scales, at::tensor({1.0, of_weight, 1.0}, at::kDouble), 1e-6);
 }
 
 TEST(Fp8Experts, RefusesSizesOfAnExpertThatTheProductDoesNotTake) {
