@@ -169,12 +169,14 @@ TEST(HuggingFaceConfig, DamageIsNamed) {
                       "'num_hidden_layers': found 1.5, allowed: a whole number"));
   const std::string qwen =
       R"({"model_type":"qwen2","hidden_size":64,"intermediate_size":64,"num_hidden_layers":2,)"
-      R"("num_attention_heads":4,"vocab_size":256,"use_sliding_window":true,"max_window_layers":)";
-  for (const std::string number : {"1.66667e+103", "-1e30", "28.5", "9223372036854775808", "true"})
+      R"("num_attention_heads":4,"num_key_value_heads":4,"vocab_size":256,)"
+      R"("max_position_embeddings":64,"use_sliding_window":true,"max_window_layers":)";
+  for (const std::string number : {"1.5e+103", "-1e+30", "28.5", "9223372036854775808", "true"})
     EXPECT_TRUE(refuses(qwen + number + "}",
                         "'max_window_layers': found " + number + ", allowed: a whole number"));
   EXPECT_TRUE(refuses(R"({"model_type":"qwen3_moe","num_hidden_layers":2,"hidden_size":64,)"
                       R"("intermediate_size":64,"num_attention_heads":4,"vocab_size":256,)"
+                      R"("num_key_value_heads":4,"max_position_embeddings":64,)"
                       R"("moe_intermediate_size":64,"num_experts":4,"num_experts_per_tok":2,)"
                       R"("mlp_only_layers":[0,1e300]})",
                       "'mlp_only_layers': found [0,1e+300], allowed: a list of whole numbers"));
