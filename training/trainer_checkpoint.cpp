@@ -83,8 +83,9 @@ void Trainer::load(CheckpointReader& checkpoint, bool weights_only) {
 
 void Trainer::read(CheckpointReader& checkpoint, bool weights_only) {
   std::vector<StateTensor> targets = state(/*with_optimizer=*/!weights_only);
-  const bool has_state = std::any_of(targets.begin(), targets.end(),
-                                     [](const StateTensor& one) { return !one.state.empty(); });
+  const bool has_state = std::any_of(targets.begin(), targets.end(), [](const StateTensor& one) {
+    return !one.state.empty() && !one.state.starts_with("fp8_");
+  });
   require<FileError>(weights_only || !has_state || has_optimizer_state(checkpoint.manifest()),
                      "'{}' holds no state of the optimizer; checkpoint.finetune = true loads its "
                      "weights alone",
