@@ -250,15 +250,17 @@ class PipelineExecutor::Run {
     if (!grad.defined())
       grad = at::ones(flight.output_shape.sizes,
                       at::TensorOptions(plan_.device).dtype(flight.output_shape.dtype));
-    at::Tensor input_grad;
-    if (flight.split) {
-      input_grad = flight.split->input_part(grad);
-    } else if (flight.output.is_valid()) {
+    const auto compute = [&]() -> at::Tensor {
+      if (flight.split) return flight.split->input_part(grad);
+      if (!flight.output.is_valid()) return {};
       Deferring deferring(plan_.options.deferred.get(), plan_.schedule.split_backward);
       run_backward(flight.output, grad);
       flight.deferred = deferring.take();
-      if (flight.input.defined()) input_grad = flight.input.grad();
-    }
+      flight.output = {};  // and with it the rest of the graph
+      return flight.input.defined() ? flight.input.grad() : at::Tensor();
+    };
+    const at::Tensor input_grad =
+        plan_.options.backward ? plan_.options.backward(task, compute) : compute();
     if (plan_.schedule.consumer_of(rank_, task)) {
       require<UsageError>(input_grad.defined(),
                           "pipeline stage of chunk {} of rank {}: the output does not depend on "

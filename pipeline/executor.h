@@ -34,6 +34,11 @@ struct PipelineExecutorOptions {
   /// gradients. Unset: SplitBackward splits backward; see there for what the stages' operations
   /// must allow.
   std::shared_ptr<DeferredGradients> deferred = {};
+  /// Called for each backward task with the function that computes it; returns the gradient of the
+  /// task's input, undefined on the first stage. Unset: the function is called. A planned rank may
+  /// only record what another task did.
+  std::function<at::Tensor(const PipelineTask& task, const std::function<at::Tensor()>& compute)>
+      backward = {};
   /// Where runs record their events; may be null.
   std::shared_ptr<PipelineTrace> trace = {};
 };

@@ -14,6 +14,8 @@
 #include "lockstep/planner/pipeline_plan.h"
 #include "lockstep/planner/stage_shapes.h"
 #include "lockstep/training/evaluation_mode.h"
+#include "lockstep/training/planned_host.h"
+#include "lockstep/training/repeated_tasks.h"
 #include "lockstep/training/run_setup.h"
 
 namespace lockstep {
@@ -35,12 +37,14 @@ TrainingModel::TrainingModel(const Config& config, const ParallelState& parallel
   for (const ModelChunk& chunk : chunks_of_stage(config, stage))
     chunks_.push_back(std::make_shared<GPTModel>(config.model, config.parallel, parallel_state,
                                                  chunk.stage(), options));
-  for (size_t c = 0; c < chunks_.size(); ++c)
-    if (!chunks_[c]->parameters().empty())
-      wrappers_.push_back(std::make_unique<DistributedDataParallel>(
-          *chunks_[c], parallel_state, config.ddp,
-          /*disable_bucketing=*/!has_buckets(stage, static_cast<int64_t>(c)),
-          matrix_layout(config.optimizer)));
+  for (size_t c = 0; c < chunks_.size(); ++c) {
+    if (chunks_[c]->parameters().empty()) continue;
+    const auto chunk = static_cast<int64_t>(c);
+    wrappers_.push_back(std::make_unique<DistributedDataParallel>(
+        *chunks_[c], parallel_state, config.ddp, /*disable_bucketing=*/!has_buckets(stage, chunk),
+        matrix_layout(config.optimizer)));
+    wrapper_of_chunk_[chunk] = wrappers_.back().get();
+  }
 }
 
 std::vector<DistributedDataParallel*> TrainingModel::wrappers() const {
@@ -133,10 +137,15 @@ void TrainingModel::finalize_gradients(const at::Tensor& tokens) {
 
 const PipelineExecutor& TrainingModel::executor(int64_t num_microbatches, bool forward_only) {
   auto& slot = executors_[{num_microbatches, forward_only}];
-  if (!slot)
-    slot = std::make_unique<PipelineExecutor>(
-        parallel_state_, make_schedule(schedule_options(config_, num_microbatches, forward_only)),
-        PipelineExecutorOptions{[this](int64_t m) { return activation_shape(m); }, deferred_});
+  if (slot) return *slot;
+  PipelineExecutorOptions options = {[this](int64_t m) { return activation_shape(m); }, deferred_};
+  if (PlannedHost::current())
+    options.backward = [this](const PipelineTask& task, const auto& compute) {
+      return backward(task, compute);
+    };
+  slot = std::make_unique<PipelineExecutor>(
+      parallel_state_, make_schedule(schedule_options(config_, num_microbatches, forward_only)),
+      std::move(options));
   return *slot;
 }
 
@@ -155,7 +164,7 @@ TensorShape TrainingModel::activation_shape(int64_t microbatch) {
 }
 
 PipelineStage TrainingModel::stage(size_t chunk) {
-  return [this, model = chunks_[chunk]](int64_t microbatch, const at::Tensor& hidden) {
+  return [this, chunk, model = chunks_[chunk]](int64_t microbatch, const at::Tensor& hidden) {
     const BatchInput& batch = input(microbatch);
     const GPTInput& all = batch.input;
     const GPTStage& stage = model->stage();
@@ -164,20 +173,38 @@ PipelineStage TrainingModel::stage(size_t chunk) {
       mine.tokens = all.tokens;
     else
       mine.hidden = hidden;
-    if (!stage.has_loss) return model->forward(mine);
-    mine.labels = all.labels;
-    // Before the forward, so that the host need not wait for it.
-    const double counted = batch.labels ? static_cast<double>(*batch.labels)
-                                        : mine.labels.ne(kIgnoredLabel).sum().item<double>();
-    const at::Tensor output = model->forward(mine);
-    loss_sum_ += output.detach().sum(at::kDouble);
-    tokens_ += counted;
-    const at::Tensor loss = loss_of_(output);
-    const bool averages = at::GradMode::is_enabled() &&
-                          wrappers_.front()->scaling_mode() != GradientScalingMode::per_token;
-    const auto tokens = static_cast<double>(output.numel());
-    return averages && counted > 0 && counted < tokens ? loss * (tokens / counted) : loss;
+    double counted = 0;
+    if (stage.has_loss) {
+      mine.labels = all.labels;
+      // Before the forward, so that the host need not wait for it.
+      counted = batch.labels ? static_cast<double>(*batch.labels)
+                             : mine.labels.ne(kIgnoredLabel).sum().item<double>();
+      tokens_ += counted;
+    }
+    const auto compute = [&] {
+      const at::Tensor output = model->forward(mine);
+      return stage.has_loss ? add_loss(output, counted) : output;
+    };
+    return tasks_ ? tasks_->forward(static_cast<int64_t>(chunk), microbatch, compute) : compute();
   };
+}
+
+at::Tensor TrainingModel::add_loss(const at::Tensor& losses, double counted) {
+  loss_sum_ += losses.detach().sum(at::kDouble);
+  const at::Tensor loss = loss_of_(losses);
+  const bool averages = at::GradMode::is_enabled() &&
+                        wrappers_.front()->scaling_mode() != GradientScalingMode::per_token;
+  const auto tokens = static_cast<double>(losses.numel());
+  return averages && counted > 0 && counted < tokens ? loss * (tokens / counted) : loss;
+}
+
+at::Tensor TrainingModel::backward(const PipelineTask& task,
+                                   const std::function<at::Tensor()>& compute) {
+  if (!tasks_) return compute();
+  return tasks_->backward(task.chunk, task.microbatch, compute, [&] {
+    if (const auto wrapper = wrapper_of_chunk_.find(task.chunk); wrapper != wrapper_of_chunk_.end())
+      detail::StepAccess::note_backward(*wrapper->second);
+  });
 }
 
 std::vector<PipelineStage> TrainingModel::begin_run(const LossOf& loss_of) {
@@ -194,6 +221,9 @@ LossSums TrainingModel::run(int64_t num_microbatches, bool forward_only, const B
   const std::vector<PipelineStage> stages = begin_run(loss_of);
   source_ = &source;
   inputs_.clear();
+  PlannedHost* const host = PlannedHost::current();
+  tasks_ = host && !deferred_ ? host->repeated_tasks() : nullptr;
+  if (tasks_) tasks_->begin(num_microbatches, forward_only);
   executor(num_microbatches, forward_only).run(stages);
   inputs_.clear();
   return {loss_sum_, tokens_};

@@ -18,6 +18,7 @@
 
 namespace lockstep {
 
+class RepeatedTasks;
 class TopKRouter;
 
 /// Sums over the tokens of several micro-batches.
@@ -130,6 +131,9 @@ class TrainingModel {
   const BatchInput& input(int64_t microbatch);
   TensorShape activation_shape(int64_t microbatch);
   PipelineStage stage(size_t chunk);
+  /// The token losses' part of stage(): adds them up and returns the loss.
+  at::Tensor add_loss(const at::Tensor& losses, double counted);
+  at::Tensor backward(const PipelineTask& task, const std::function<at::Tensor()>& compute);
 
   Config config_;
   ParallelState parallel_state_;
@@ -137,6 +141,7 @@ class TrainingModel {
   std::shared_ptr<DeferredGradients> deferred_;  ///< null unless the schedule splits backward
   std::vector<std::shared_ptr<GPTModel>> chunks_;
   std::vector<std::unique_ptr<DistributedDataParallel>> wrappers_;
+  std::map<int64_t, DistributedDataParallel*> wrapper_of_chunk_;
   std::map<std::pair<int64_t, bool>, std::unique_ptr<PipelineExecutor>> executors_;
 
   /// Forward and backward of a micro-batch, with train.cuda_graph = microbatch.
@@ -164,6 +169,7 @@ class TrainingModel {
   // Of the run in progress.
   std::vector<PipelineStage> stages_;
   const BatchSource* source_ = nullptr;
+  RepeatedTasks* tasks_ = nullptr;  ///< null: tasks run
   std::vector<BatchInput> inputs_;
   LossOf loss_of_;
   at::Tensor loss_sum_;

@@ -69,6 +69,7 @@ struct RankProgram {
   std::vector<ProgramEvent> events = {};
   std::vector<size_t> step_ends = {};  ///< for each training step, events up to its end
   int64_t peak_bytes = 0;              ///< the most that its tensors on the device take
+  int64_t repeated_tasks = 0;          ///< of the pipeline, that were not run: see RepeatedTasks
 
   /// Number of starts.
   int64_t num_operations() const;

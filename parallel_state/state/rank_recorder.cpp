@@ -94,6 +94,35 @@ void RankRecorder::on_kernel(const ProgramKernel& kernel) {
   add(ProgramEvent::Kind::kernel, index_in(program_.kernels, kernels_[digest_of(kernel)], kernel));
 }
 
+std::optional<RankRecorder::Passage> RankRecorder::since(const Mark& begin) const {
+  using Kind = ProgramEvent::Kind;
+  Passage passage = {.events = {program_.events.begin() + static_cast<ptrdiff_t>(begin.events),
+                                program_.events.end()},
+                     .started = started_ - begin.started,
+                     .device_waits = device_waits_ - begin.device_waits};
+  for (ProgramEvent& event : passage.events) {
+    if (event.kind == Kind::connect || event.kind == Kind::pair) return std::nullopt;
+    if (event.kind != Kind::wait && event.kind != Kind::host_wait) continue;
+    const uint32_t before = event.kind == Kind::wait ? begin.started : begin.device_waits;
+    if (event.value < before) return std::nullopt;
+    event.value -= before;
+  }
+  return passage;
+}
+
+void RankRecorder::repeat(const Passage& passage) {
+  const Mark begin = mark();
+  for (const ProgramEvent& event : passage.events)
+    if (event.kind == ProgramEvent::Kind::host_wait)
+      on_host_wait(begin.device_waits + event.value);
+    else if (event.kind == ProgramEvent::Kind::wait)
+      add(event.kind, begin.started + event.value);
+    else
+      add(event.kind, event.value);
+  started_ += passage.started;
+  device_waits_ += passage.device_waits;
+}
+
 void RankRecorder::end_step() {
   const std::lock_guard<std::mutex> lock(mutex_);
   program_.step_ends.push_back(program_.events.size());

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 
@@ -39,6 +40,26 @@ class RankRecorder : public ProgramRecorder {
   void on_host_wait(uint32_t waits);
 
   void on_kernel(const ProgramKernel& kernel);
+
+  /// A place in the recording.
+  struct Mark {
+    size_t events = 0;
+    uint32_t started = 0, device_waits = 0;
+    bool operator==(const Mark&) const = default;
+  };
+  Mark mark() const { return {program_.events.size(), started_, device_waits_}; }
+  /// What was recorded between two marks, with its waits counted from the first.
+  struct Passage {
+    std::vector<ProgramEvent> events;
+    uint32_t started = 0, device_waits = 0;
+    bool operator==(const Passage&) const = default;
+  };
+  /// What was recorded since `begin`. Unset if it means something else when it is recorded again:
+  /// it connects ranks, or waits for what began before `begin`.
+  std::optional<Passage> since(const Mark& begin) const;
+  /// Records `passage` again, as if the rank did the same once more.
+  void repeat(const Passage& passage);
+
   /// A training step is over.
   void end_step();
 

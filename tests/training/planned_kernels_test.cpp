@@ -112,6 +112,23 @@ TEST(PlannedKernels, RecomputedLayersRunForwardTwice) {
   expect_flops(2, {"model.recompute_granularity=selective"}, attention_flops(config));
 }
 
+TEST(PlannedKernels, AttentionInBlocksCountsOnTheCpuToo) {
+  for (const Overrides& overrides : {layout({kContext}), Overrides{"model.window_size=4"}}) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(overrides, " ")));
+    const Config config = config_of(with(overrides, {"train.device=cpu"}));
+    const JobProgram job = record_job(config, 2, /*kernels=*/true);
+    int64_t forwards = 0, backwards = 0;
+    for (const ProgramKernel& kernel : job.programs.front().kernels)
+      if (kernel.name.find("flash_attention") != std::string::npos) {
+        EXPECT_EQ(kernel.name.find("_for_cpu"), std::string::npos) << kernel.name;
+        EXPECT_GT(kernel.flops, 0) << kernel.name;
+        ++(kernel.backward ? backwards : forwards);
+      }
+    EXPECT_GT(forwards, 0);
+    EXPECT_GT(backwards, 0);
+  }
+}
+
 TEST(PlannedKernels, TheOptimizerReadsAndWritesItsState) {
   const Config config = config_of({"train.precision=bf16", "ddp.use_distributed_optimizer=true"});
   for (const int64_t ranks : {1, 2}) {

@@ -48,10 +48,13 @@ double flops_of(std::string_view name, c10::ArrayRef<const c10::IValue> inputs) 
   if (name == "aten::addmm" || name == "aten::addmm_" || name == "aten::baddbmm" ||
       name == "aten::baddbmm_")
     return product_flops(tensor(1), tensor(2));
-  if (name == "aten::_scaled_dot_product_flash_attention")
+  if (name == "aten::_scaled_dot_product_flash_attention" ||
+      name == "aten::_scaled_dot_product_flash_attention_for_cpu")
     return attention_flops(tensor(0), tensor(1), inputs[4].toBool(), 4);
   if (name == "aten::_scaled_dot_product_flash_attention_backward")
     return attention_flops(tensor(1), tensor(2), inputs[11].toBool(), 10);
+  if (name == "aten::_scaled_dot_product_flash_attention_for_cpu_backward")
+    return attention_flops(tensor(1), tensor(2), inputs[7].toBool(), 10);
   return 0;
 }
 
@@ -90,6 +93,10 @@ class Cost : public at::ObserverContext {
     // The second input of all products is a factor; the result may be wider.
     if (kernel_.flops > 0) kernel_.dtype = c10::toString(inputs[1].toTensor().scalar_type());
     kernel_.backward = torch::autograd::get_current_graph_task_id() >= 0;
+    // Machines have one rate for both names of attention.
+    constexpr std::string_view kForCpu = "_for_cpu";
+    const size_t suffix = kernel_.name.find(kForCpu);
+    if (suffix != std::string::npos) kernel_.name.erase(suffix, kForCpu.size());
   }
 
   void others_work() { works_ = false, others_work_ = true; }

@@ -12,6 +12,8 @@
 
 namespace lockstep {
 
+class RepeatedTasks;
+
 /// Bytes that tensors of a planned device have on one rank.
 struct PlannedMemory {
   int64_t bytes = 0;  ///< now
@@ -38,6 +40,8 @@ class PlannedHost {
   virtual void read(const at::Tensor& device, at::Tensor& host) const = 0;
   /// The device's current stream is given work.
   virtual void on_kernel(const ProgramKernel& /*kernel*/) {}
+  /// What runs the tasks of a pipeline; null: they all run.
+  virtual RepeatedTasks* repeated_tasks() { return nullptr; }
 
   const std::shared_ptr<PlannedMemory>& memory() const { return memory_; }
 

@@ -5,11 +5,13 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/datasets/batch_sizes.h"
 #include "lockstep/parallel_state/job_program.h"
 #include "lockstep/parallel_state/planned_rank.h"
 #include "lockstep/parallel_state/rank_recorder.h"
@@ -17,6 +19,7 @@
 #include "lockstep/training/kernel_costs.h"
 #include "lockstep/training/planned_device.h"
 #include "lockstep/training/planned_host.h"
+#include "lockstep/training/repeated_tasks.h"
 #include "lockstep/training/run_setup.h"
 #include "lockstep/training/trainer.h"
 
@@ -26,12 +29,20 @@ namespace {
 constexpr int64_t kMostPlaces = 128, kMostTimedPlaces = 16;
 constexpr int kSteps = 2;  // for first uses, and for overlap with the next step
 
-/// The part of `given` that is planned.
-Config planned_config(const Config& given) {
+/// The part of `given` that is planned. ConfigError as for Trainer.
+Config planned_config(const Config& given, int64_t world_size) {
+  check_supported(given);
+  check_layout(given, world_size);
   Config config = given;
   config.data = {};
+  config.data.tokenizer = given.data.tokenizer;
   config.data.mock = true;
   config.data.prefetch = 0;
+  config.train.task = TrainTask::pretrain;
+  const RankGrids grids = config_grids(given.parallel, world_size);
+  config.train.global_batch_size = batch_sizes(given.train, grids.data_parallel_size()).global;
+  config.train.rampup_batch_size.reset();
+  config.train.step_batch_size_schedule.reset();
   config.checkpoint = {};
   config.train.cuda_graph = CudaGraph::none;
   config.train.deterministic = false;
@@ -43,7 +54,7 @@ Config planned_config(const Config& given) {
 class RecordingHost : public PlannedHost {
  public:
   RecordingHost(RankRecorder& recorder, const Config& config, const RankGrids& grids)
-      : recorder_(recorder), config_(config), grids_(grids) {}
+      : tasks(recorder, *memory()), recorder_(recorder), config_(config), grids_(grids) {}
 
   uint32_t stream_position() const override { return recorder_.device_waits(); }
   void wait_for_stream(uint32_t position) override { recorder_.on_host_wait(position); }
@@ -60,7 +71,10 @@ class RecordingHost : public PlannedHost {
     for (int64_t i = 0; i < host.numel(); ++i) counts[i] = tokens_of_expert(i);
   }
 
-  bool keeps_kernels = false;
+  RepeatedTasks* repeated_tasks() override { return repeats_tasks ? &tasks : nullptr; }
+
+  bool keeps_kernels = false, repeats_tasks = false;
+  RepeatedTasks tasks;
 
  private:
   /// The RowGroups of a rank that has all experts; of others the host knows them.
@@ -93,28 +107,64 @@ class RecordingHost : public PlannedHost {
 
 using TextLengths = RankRecorder::TextLengths;
 
-/// `lengths`: those of the texts that earlier ranks gathered; takes longer ones of this rank.
-RankProgram record(const Config& config, const RankGrids& grids, int64_t rank, bool kernels,
-                   TextLengths& lengths) {
+/// Records ranks of a job.
+class JobRecorder {
+ public:
+  JobRecorder(const Config& config, int64_t world_size, bool kernels, PlannedTasks tasks)
+      : config_(config),
+        grids_(config_grids(config.parallel, world_size)),
+        device_(config.train.device == DeviceChoice::cpu),
+        kernels_(kernels),
+        repeats_tasks_(tasks == PlannedTasks::repeated) {}
+
+  const RankGrids& grids() const { return grids_; }
+
+  /// `lengths`: those of the texts that earlier ranks gathered; takes longer ones of this rank.
+  RankProgram record(int64_t rank, TextLengths& lengths) {
+    if (repeats_tasks_) {
+      if (auto program = try_to_record(rank, lengths, /*repeats_tasks=*/true)) return *program;
+      repeats_tasks_ = false;  // other ranks would not succeed either
+    }
+    return *try_to_record(rank, lengths, /*repeats_tasks=*/false);
+  }
+
+ private:
+  /// Unset: tasks cannot be repeated.
+  std::optional<RankProgram> try_to_record(int64_t rank, TextLengths& lengths,
+                                           bool repeats_tasks) const;
+
+  const Config& config_;
+  RankGrids grids_;
+  PlannedDevice device_;
+  bool kernels_;
+  std::atomic<bool> repeats_tasks_;
+};
+
+std::optional<RankProgram> JobRecorder::try_to_record(int64_t rank, TextLengths& lengths,
+                                                      bool repeats_tasks) const {
   const auto recorder = std::make_shared<RankRecorder>(rank, lengths);
-  RecordingHost host(*recorder, config, grids);
-  ParallelStateOptions options = parallel_options(config, PlannedDevice::device());
+  RecordingHost host(*recorder, config_, grids_);
+  host.repeats_tasks = repeats_tasks;
+  ParallelStateOptions options = parallel_options(config_, PlannedDevice::device());
   options.announcement.clear();
   const ParallelState state =
-      ParallelState::planning_rank(grids.sizes(), rank, PlannedRank{recorder, options});
-  Trainer trainer(config, state);
-  const auto observer = kernels ? std::make_unique<KernelObserver>() : nullptr;
+      ParallelState::planning_rank(grids_.sizes(), rank, PlannedRank{recorder, options});
+  Trainer trainer(config_, state);
+  const auto observer = kernels_ ? std::make_unique<KernelObserver>() : nullptr;
   for (int step = 0; step < kSteps; ++step) {
-    host.keeps_kernels = kernels;
+    host.keeps_kernels = kernels_;
     trainer.train_step();
+    if (host.tasks.failed()) return std::nullopt;
     host.keeps_kernels = false;
     recorder->end_step();
     state.check_in_step();
   }
-  if (config.train.eval_iters > 0) trainer.validate();
+  if (config_.train.eval_iters > 0) trainer.validate();
+  if (host.tasks.failed()) return std::nullopt;
   lengths = recorder->text_lengths();
   RankProgram program = recorder->take();
   program.peak_bytes = host.memory()->peak;
+  program.repeated_tasks = host.tasks.repeated();
   return program;
 }
 
@@ -164,39 +214,31 @@ void in_threads(size_t count, const std::function<void(size_t)>& body) {
   if (error) std::rethrow_exception(error);
 }
 
-void check(const Config& config, int64_t world_size) {
-  check_supported(config);
-  check_layout(config, world_size);
-}
-
 }  // namespace
 
 RankProgram record_rank(const Config& given, int64_t world_size, int64_t rank) {
-  const Config config = planned_config(given);
-  check(config, world_size);
-  const RankGrids grids = config_grids(config.parallel, world_size);
-  const PlannedDevice device(config.train.device == DeviceChoice::cpu);
+  const Config config = planned_config(given, world_size);
+  JobRecorder recorder(config, world_size, /*kernels=*/false, PlannedTasks::repeated);
   TextLengths lengths;
-  return record(config, grids, rank, /*kernels=*/false, lengths);
+  return recorder.record(rank, lengths);
 }
 
-JobProgram record_job(const Config& given, int64_t world_size, bool kernels) {
-  const Config config = planned_config(given);
-  check(config, world_size);
-  const RankGrids grids = config_grids(config.parallel, world_size);
+JobProgram record_job(const Config& given, int64_t world_size, bool kernels, PlannedTasks tasks) {
+  const Config config = planned_config(given, world_size);
+  JobRecorder recorder(config, world_size, kernels, tasks);
+  const RankGrids& grids = recorder.grids();
   JobProgram job{.programs = {}, .program_of = programs_of(config, grids, kernels), .grids = grids};
   std::vector<int64_t> first;  // first rank of each program
   for (int64_t rank = 0; rank < world_size; ++rank)
     if (job.program_of[static_cast<size_t>(rank)] == first.size()) first.push_back(rank);
   job.programs.resize(first.size());
-  const PlannedDevice device(config.train.device == DeviceChoice::cpu);
   TextLengths lengths;  // ties begin on the first stage, whose texts are longest
-  job.programs[0] = record(config, grids, first[0], kernels, lengths);
+  job.programs[0] = recorder.record(first[0], lengths);
   in_threads(first.size() - 1, [&](size_t next) {
     const size_t i = next + 1;
     TextLengths known = lengths;
     try {
-      job.programs[i] = record(config, grids, first[i], kernels, known);
+      job.programs[i] = recorder.record(first[i], known);
     } catch (const ConfigError&) {
       throw;
     } catch (const std::exception& error) {

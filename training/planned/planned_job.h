@@ -10,11 +10,18 @@ namespace lockstep {
 struct JobProgram;
 struct RankProgram;
 
+/// Which tasks of a pipeline run when a job is planned.
+enum class PlannedTasks {
+  repeated,  ///< a few micro-batches, if the others repeat what these do: see RepeatedTasks
+  all,       ///< all, which records the same in more time
+};
+
 /// The programs of the ranks of the job that `config` describes. The Trainer of `lockstep train`
 /// itself runs, on tensors without data, as on a device with streams: it builds the model, takes
 /// two training steps, each followed by the comparison of what the ranks have done, and validates
-/// with one global batch. Data are synthetic. What the host reads is planned: losses, norms and
-/// flags are 0, and all experts get the same number of tokens. Left out are CUDA graphs, which
+/// with one global batch, the one that a schedule of batch sizes ends with. Data are synthetic
+/// sequences without documents, whatever the task. What the host reads is planned: losses, norms
+/// and flags are 0, and all experts get the same number of tokens. Left out are CUDA graphs, which
 /// communicate the same as the steps that they record, and reading or writing checkpoints.
 ///
 /// One rank of each class is run. Ranks of one pipeline stage do the same, with two exceptions.
@@ -28,7 +35,8 @@ struct RankProgram;
 /// With `kernels` the programs also contain the work that each rank gives its device in the steps;
 /// see KernelObserver. The first position of each stage then represents all from 17 pairs of a
 /// stage and a data-parallel position on, because recording kernels takes longer.
-JobProgram record_job(const Config& config, int64_t world_size, bool kernels = false);
+JobProgram record_job(const Config& config, int64_t world_size, bool kernels = false,
+                      PlannedTasks tasks = PlannedTasks::repeated);
 
 /// The program of one rank.
 RankProgram record_rank(const Config& config, int64_t world_size, int64_t rank);
