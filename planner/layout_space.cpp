@@ -1,7 +1,9 @@
 #include "lockstep/planner/layout_space.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "lockstep/core/check.h"
@@ -140,11 +142,16 @@ class Visitor {
   void visit_batches(JobLayout layout) {
     layout.recompute =
         config_.model.offload_activations ? RecomputeGranularity::full : RecomputeGranularity::none;
-    layout.sharding = ShardingStrategy::no_shard;
     layout.instances = 1;
     layout.micro_batch_size = config_.train.micro_batch_size;
     ++looked_at_;
-    const std::optional<Config> config = checked(layout);
+    std::optional<Config> config;
+    // Some fields need a sharded optimizer.
+    for (const ShardingStrategy strategy : choices(
+             kSharding, given_.sharding, {ShardingStrategy::no_shard, ShardingStrategy::optim})) {
+      layout.sharding = strategy;
+      if (config = checked(layout); config) break;
+    }
     if (!config) return;
     const RankGrids grids = config_grids(config->parallel, space_.world_size);
     std::vector<int64_t> sizes;
@@ -169,6 +176,15 @@ class Visitor {
     } catch (const Error&) {
       return std::nullopt;
     }
+  }
+
+  /// Whether the choices that save memory are legal in `layout`, which is legal with others. That
+  /// depends on whether there are ranks to share with, not on how many.
+  bool allows_memory(const JobLayout& layout) {
+    const auto [known, is_new] = allowed_.try_emplace(
+        {layout.recompute, layout.sharding, layout.tensor > 1, layout.pipeline > 1});
+    if (is_new) known->second = checked(layout).has_value();
+    return known->second;
   }
 
   bool takes_batch(Config config, int64_t micro_batch_size, int64_t data_parallel_size) const {
@@ -196,7 +212,7 @@ class Visitor {
       for (const Sharding strategy : choices(kSharding, given_.sharding, sharding)) {
         layout.recompute = recompute;
         layout.sharding = strategy;
-        visit_instances(layout, grids);
+        if (allows_memory(layout)) visit_instances(layout, grids);
       }
   }
 
@@ -218,6 +234,7 @@ class Visitor {
   const JobLayout given_;
   const LayoutSpace& space_;
   const std::function<void(const JobLayout&)>& visit_;
+  std::map<std::tuple<RecomputeGranularity, ShardingStrategy, bool, bool>, bool> allowed_;
   int64_t looked_at_ = 0;
 };
 

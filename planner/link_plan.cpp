@@ -4,6 +4,7 @@
 #include <map>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/integers.h"
 #include "lockstep/planner/ring_bytes.h"
 
 namespace lockstep {
@@ -142,7 +143,7 @@ LinkPlan plan_links(const JobProgram& job, int64_t ranks_per_host) {
     }
   }
   LinkPlan plan{.ranks_per_host = ranks_per_host,
-                .hosts = (job.world_size() + ranks_per_host - 1) / ranks_per_host};
+                .hosts = ceil_div(job.world_size(), ranks_per_host)};
   for (auto& [name, use] : uses) {
     use.group = name;
     plan.groups.push_back(std::move(use));

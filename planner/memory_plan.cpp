@@ -24,6 +24,16 @@ int64_t times(int64_t count, int64_t bytes) { return checked_mul(count, bytes, "
 
 void add(int64_t& total, int64_t bytes) { total = checked_add(total, bytes, "bytes"); }
 
+/// Of the iterations of a run. ConfigError as for check_layout().
+int64_t most_microbatches(const Config& config, int64_t data_parallel_size) {
+  int64_t most = 0;
+  for (const BatchSizes& batch : BatchSchedule(config.train, data_parallel_size).all()) {
+    schedule_options(config, batch.num_microbatches);
+    most = std::max(most, batch.num_microbatches);
+  }
+  return most;
+}
+
 /// The data that all stages share.
 class Planner {
  public:
@@ -32,7 +42,7 @@ class Planner {
         own_rule_(rule),
         parallel_(config.parallel),
         grids_(config_grids(parallel_, world_size)),
-        num_microbatches_(batch_sizes(config.train, grids_.data_parallel_size()).num_microbatches),
+        num_microbatches_(most_microbatches(config, grids_.data_parallel_size())),
         element_(element_bytes(config.train.precision)),
         grad_element_(grad_element_bytes(element_, config.ddp.grad_reduce_in_fp32)) {}
 

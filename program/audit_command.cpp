@@ -121,8 +121,9 @@ void add_audit_command(CLI::App& program) {
       ->take_all();
   command
       ->add_option("--world-size", arguments->world_size,
-                   "Number of ranks of the configurations; unset: one data-parallel rank, which is "
-                   "tensor x context x pipeline ranks")
+                   "Number of ranks of the configurations; unset: the fewest that their layout "
+                   "allows, a multiple of tensor x context x pipeline and expert tensor x expert x "
+                   "pipeline")
       ->check(check_integer);
   command->add_flag("--json", arguments->json, "Print one JSON document");
   command->footer(kDiffFooter);

@@ -12,6 +12,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/input_file.h"
+#include "lockstep/core/integers.h"
 #include "lockstep/datasets/tokenizer.h"
 #include "lockstep/parallel_state/launch_environment.h"
 #include "lockstep/parallel_state/rank_message.h"
@@ -66,8 +67,10 @@ struct LoadedModel {
 };
 
 int64_t rank_count(const ParallelConfig& parallel) {
-  return parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size *
-         parallel.expert_model_parallel_size;
+  constexpr const char* kWhat = "ranks of --tensor, --pipeline and --expert";
+  return checked_mul(checked_mul(parallel.tensor_model_parallel_size,
+                                 parallel.pipeline_model_parallel_size, kWhat),
+                     parallel.expert_model_parallel_size, kWhat);
 }
 
 using TokenLists = std::vector<std::vector<int64_t>>;

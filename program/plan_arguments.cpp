@@ -55,8 +55,8 @@ void add_machine_options(CLI::App& command, int64_t& world_size, std::string& ma
 void add_optional_world_size(CLI::App& command, std::optional<int64_t>& world_size) {
   command
       .add_option("--world-size", world_size,
-                  "Number of ranks of the job; unset: one data-parallel rank, which is tensor x "
-                  "context x pipeline ranks")
+                  "Number of ranks of the job; unset: the fewest that the layout allows, a "
+                  "multiple of tensor x context x pipeline and expert tensor x expert x pipeline")
       ->check(check_integer);
 }
 

@@ -166,7 +166,9 @@ void add_plan_best_command(CLI::App& plan) {
   command
       ->add_option("--keep", options.space.kept,
                    "Field that keeps its value from CONFIG; may be repeated")
-      ->type_name("FIELD");
+      ->type_name("FIELD")
+      ->allow_extra_args(false)
+      ->take_all();
   command->add_flag("--json", arguments->json, "Print one JSON document");
   command->footer(kBestFooter);
   command->callback([command, arguments] { plan_best(*command, *arguments); });

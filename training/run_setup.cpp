@@ -8,6 +8,7 @@
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/cuda_libraries.h"
 #include "lockstep/datasets/tokenizer.h"
+#include "lockstep/parallel_state/axis_groups.h"
 #include "lockstep/planner/config_grids.h"
 #include "lockstep/planner/pipeline_plan.h"
 #include "lockstep/planner/stage_shapes.h"
@@ -95,6 +96,7 @@ void check_supported(const Config& config) {
 
 void check_layout(const Config& config, int64_t world_size) {
   const RankGrids grids = config_grids(config.parallel, world_size);
+  if (config.ddp.use_distributed_optimizer) check_optimizer_instances(grids);
   const BatchSchedule batches(config.train, grids.data_parallel_size());
   for (const BatchSizes& batch : batches.all()) schedule_options(config, batch.num_microbatches);
 }

@@ -44,6 +44,11 @@ void check_parallel(const ParallelConfig& parallel) {
       "parallel.pipeline_model_parallel_size > 1 (found {})",
       parallel.virtual_pipeline_model_parallel_size.value_or(0),
       parallel.pipeline_model_parallel_size);
+  constexpr double kShortest = 0.001, kLongest = 3153600000;  // 1 ms, 100 years
+  const double timeout = parallel.distributed_timeout_seconds.value_or(kShortest);
+  require<ConfigError>(timeout >= kShortest && timeout <= kLongest,
+                       "parallel.distributed_timeout_seconds: found {}, allowed: {} to {}", timeout,
+                       kShortest, "3153600000 (100 years)");
 }
 
 void check_learning_rate(const OptimizerConfig& optimizer, const FieldNames& names) {
@@ -329,8 +334,10 @@ Config resolve(Config config) {
     config.ddp.calculate_per_token_loss = !config.ddp.average_in_collective;
   if (config.data.valid_path.empty()) config.data.split = split_of(config.data);
   OptimizerConfig& optimizer = config.optimizer;
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   if (!optimizer.lr_decay_iters)
-    optimizer.lr_decay_iters = std::max(config.train.train_iters, optimizer.lr_warmup_iters + 1);
+    optimizer.lr_decay_iters =
+        std::max(config.train.train_iters, std::min(optimizer.lr_warmup_iters, kMost - 1) + 1);
   if (!optimizer.start_weight_decay) optimizer.start_weight_decay = optimizer.weight_decay;
   if (!optimizer.end_weight_decay) optimizer.end_weight_decay = optimizer.weight_decay;
   const DeviceChoice device = config.train.device;

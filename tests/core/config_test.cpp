@@ -215,6 +215,10 @@ TEST(Config, ContradictionsAreNamed) {
        "data.mock: found true, allowed: false beside data.valid_path"},
       {{"data.mock=true", "data.path=a", "data.blend=1"},
        "data.mock: found true, allowed: false beside data.blend"},
+      {{"parallel.distributed_timeout_seconds=0.0004"},
+       "parallel.distributed_timeout_seconds: found 0.0004, allowed: 0.001 to 3153600000 (100"},
+      {{"parallel.distributed_timeout_seconds=1e300"},
+       "parallel.distributed_timeout_seconds: found 1e+300, allowed: 0.001 to 3153600000 (100"},
       {{"train.sample_tokens=3", "train.sample_prompt="}, "train.sample_prompt: is empty"},
   };
   for (const auto& [overrides, message] : cases)
