@@ -11,6 +11,7 @@ namespace lockstep {
 namespace {
 
 constexpr size_t kMostLayers = 100000;
+constexpr int kDeepest = 100;  // parentheses inside each other
 
 /// sum: product ('+' product)*; product: list ('*' number)*; list: '[' numbers ']' | '(' sum ')'
 class LayerList {
@@ -42,6 +43,7 @@ class LayerList {
     while (take('*')) {
       const std::vector<int64_t> once = layers;
       const int64_t times = number();
+      if (times > static_cast<int64_t>(kMostLayers)) refuse();
       layers.clear();
       for (int64_t i = 0; i < times; ++i) {
         layers.insert(layers.end(), once.begin(), once.end());
@@ -54,8 +56,10 @@ class LayerList {
   std::vector<int64_t> list() {
     std::vector<int64_t> layers;
     if (take('(')) {
+      if (++depth_ > kDeepest) refuse();
       layers = sum();
       if (!take(')')) refuse();
+      --depth_;
       return layers;
     }
     if (!take('[')) refuse();
@@ -90,6 +94,7 @@ class LayerList {
 
   std::string text_, rest_;
   std::string_view left_;
+  int depth_ = 0;
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <sstream>
 
 #include "lockstep/core/check.h"
@@ -14,18 +15,9 @@ namespace {
 
 using Settings = MegatronSettings;
 
-int64_t integer_or(const Settings& s, const std::string& flag, int64_t otherwise) {
-  return s.integer(flag).value_or(otherwise);
-}
-
-void exclude(const Settings& s, const std::string& one, const std::string& other) {
-  require<ConfigError>(!s.has(one) || !s.has(other), "{} and {}: allowed: one of the two", one,
-                       other);
-}
-
 void apply_activation(Settings& s) {
-  exclude(s, "--swiglu", "--squared-relu");
-  exclude(s, "--swiglu", "--quick-geglu");
+  s.exclude("--swiglu", "--squared-relu");
+  s.exclude("--swiglu", "--quick-geglu");
   if (s.has("--swiglu"))
     s.set("model.activation", std::string("swiglu"));
   else
@@ -33,9 +25,11 @@ void apply_activation(Settings& s) {
   const auto hidden = s.integer("--hidden-size");
   if (s.has("--ffn-hidden-size"))
     s.copy("--ffn-hidden-size", "model.ffn_hidden_size");
-  else if (s.has("--swiglu") && hidden)
+  else if (s.has("--swiglu") && hidden && *hidden <= std::numeric_limits<int64_t>::max() / 8)
     s.set("model.ffn_hidden_size", *hidden * 8 / 3 / 64 * 64);
 }
+
+constexpr int64_t kMostTokens = int64_t{1} << 31;
 
 /// "1023,0" or "(1023, 0)": tokens before and after each token that it sees.
 void apply_window(Settings& s) {
@@ -47,8 +41,9 @@ void apply_window(Settings& s) {
   int used = 0;
   const bool good =
       std::sscanf(text.c_str(), "%" SCNd64 ",%" SCNd64 "%n", &left, &right, &used) == 2 &&
-      used == static_cast<int>(text.size()) && left >= 0 && right == 0;
-  require<ConfigError>(good, "--window-size: found '{}', allowed: LEFT,0 with LEFT >= 0", given);
+      used == static_cast<int>(text.size()) && left >= 0 && left < kMostTokens && right == 0;
+  require<ConfigError>(
+      good, "--window-size: found '{}', allowed: LEFT,0 with LEFT >= 0 and below 2^31", given);
   s.set("model.window_size", left + 1);
 }
 
@@ -96,7 +91,7 @@ void apply_latent_attention(Settings& s) {
 void apply_attention(Settings& s) {
   apply_latent_attention(s);
   if (s.has("--group-query-attention"))
-    s.set("model.num_query_groups", integer_or(s, "--num-query-groups", 1));
+    s.set("model.num_query_groups", s.integer_or("--num-query-groups", 1));
   else if (s.has("--num-query-groups"))
     s.note("--num-query-groups", "not needed: without --group-query-attention it has no effect");
   if (s.has("--use-rope-scaling") && s.has("--rope-scaling-factor"))
@@ -128,17 +123,18 @@ void apply_experts(Settings& s) {
 }
 
 void apply_pipeline(Settings& s) {
-  exclude(s, "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank");
-  const int64_t stages = integer_or(s, "--pipeline-model-parallel-size", 1);
-  int64_t chunks = integer_or(s, "--num-virtual-stages-per-pipeline-rank", 1);
+  s.exclude("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank");
+  const int64_t stages = s.integer_or("--pipeline-model-parallel-size", 1);
+  int64_t chunks = s.integer_or("--num-virtual-stages-per-pipeline-rank", 1);
   if (const auto each = s.integer("--num-layers-per-virtual-pipeline-stage")) {
-    const int64_t layers = integer_or(s, "--num-layers", 0) +
+    const int64_t layers = s.integer_or("--num-layers", 0) +
                            s.has("--account-for-embedding-in-pipeline-split") +
                            s.has("--account-for-loss-in-pipeline-split");
-    require<ConfigError>(*each >= 1 && stages >= 1 && layers % (stages * *each) == 0,
-                         "--num-layers-per-virtual-pipeline-stage: found {}, allowed: a divisor of "
-                         "the layers of a pipeline rank ({} / {})",
-                         *each, layers, stages);
+    require<ConfigError>(
+        *each >= 1 && stages >= 1 && layers % stages == 0 && layers / stages % *each == 0,
+        "--num-layers-per-virtual-pipeline-stage: found {}, allowed: a divisor of "
+        "the layers of a pipeline rank ({} / {})",
+        *each, layers, stages);
     chunks = layers / stages / *each;
   }
   if (chunks <= 1) return;
@@ -149,7 +145,7 @@ void apply_pipeline(Settings& s) {
 
 void apply_parallel(Settings& s) {
   if (s.has("--sequence-parallel")) {
-    if (integer_or(s, "--tensor-model-parallel-size", 1) > 1)
+    if (s.integer_or("--tensor-model-parallel-size", 1) > 1)
       s.set("parallel.sequence_parallel", true);
     else
       s.note("--sequence-parallel",
@@ -178,92 +174,6 @@ void apply_parallel(Settings& s) {
 }
 
 /// Converts samples into iterations of the global batch, rounded; notes what rounding loses.
-void set_iterations(Settings& s, const std::string& flag, const std::string& field, double exact) {
-  const double rounded = std::round(exact);
-  s.set(field, static_cast<int64_t>(rounded));
-  if (std::abs(exact - rounded) > 1e-6)
-    s.note(flag,
-           fmt::format("rounded: {} is {}, exactly {:.2f} iterations", field, rounded, exact));
-}
-
-void apply_samples(Settings& s) {
-  exclude(s, "--train-iters", "--train-samples");
-  exclude(s, "--lr-warmup-fraction", "--lr-warmup-iters");
-  exclude(s, "--lr-warmup-fraction", "--lr-warmup-samples");
-  const auto batch = s.integer("--global-batch-size");
-  const auto in_iterations = [&](const std::string& flag, const std::string& field, bool floors) {
-    const auto samples = s.integer(flag);
-    if (!samples) return;
-    if (!batch || *batch < 1 || s.has("--step-batch-size-schedule"))
-      return s.note(flag, "not there: without a constant --global-batch-size " + field +
-                              " cannot be worked out");
-    const double exact = static_cast<double>(*samples) / static_cast<double>(*batch);
-    set_iterations(s, flag, field, floors ? std::floor(exact) : exact);
-  };
-  in_iterations("--train-samples", "train.train_iters", /*floors=*/true);
-  in_iterations("--lr-decay-samples", "optimizer.lr_decay_iters", /*floors=*/false);
-  in_iterations("--lr-wsd-decay-samples", "optimizer.lr_wsd_decay_iters", /*floors=*/false);
-  in_iterations("--lr-warmup-samples", "optimizer.lr_warmup_iters", /*floors=*/false);
-  const auto fraction = s.number("--lr-warmup-fraction");
-  if (!fraction) return;
-  const auto whole = s.found("optimizer.lr_decay_iters");
-  const auto decay = whole ? whole : s.found("train.train_iters");
-  require<ConfigError>(decay.has_value(),
-                       "--lr-warmup-fraction: needs --lr-decay-iters or "
-                       "--train-iters");
-  set_iterations(s, "--lr-warmup-fraction", "optimizer.lr_warmup_iters",
-                 *fraction * std::stod(*decay));
-}
-
-/// "2.4B" tokens.
-int64_t tokens_of(const std::string& text) {
-  constexpr std::string_view kSuffixes = "KMBT";
-  std::istringstream stream(text);
-  double number = 0;
-  char suffix = 0;
-  require<ConfigError>(static_cast<bool>(stream >> number),
-                       "--step-batch-size-schedule: found '{}', allowed: a number, with K, M, B or "
-                       "T behind it",
-                       text);
-  if (stream >> suffix) {
-    const size_t power = kSuffixes.find(static_cast<char>(std::toupper(suffix)));
-    require<ConfigError>(power != std::string_view::npos,
-                         "--step-batch-size-schedule: found '{}', allowed behind a number: K, M, B "
-                         "or T",
-                         text);
-    number *= std::pow(1000.0, static_cast<double>(power + 1));
-  }
-  return static_cast<int64_t>(number);
-}
-
-void apply_batch_sizes(Settings& s) {
-  if (s.has("--rampup-batch-size"))
-    s.set("train.rampup_batch_size",
-          fmt::format("{}", fmt::join(s.values("--rampup-batch-size"), " ")));
-  const auto schedule = s.value("--step-batch-size-schedule");
-  if (!schedule) {
-    if (s.has("--global-batch-size")) s.copy("--global-batch-size", "train.global_batch_size");
-    return;
-  }
-  if (s.has("--global-batch-size"))
-    s.note("--global-batch-size",
-           "left out: Megatron-LM refuses it beside "
-           "--step-batch-size-schedule, which says all");
-  const int64_t length = std::max<int64_t>(integer_or(s, "--seq-length", 1), 1);
-  std::string text = *schedule, steps;
-  std::replace(text.begin(), text.end(), ',', ' ');
-  std::istringstream parts(text);
-  for (std::string part; parts >> part;) {
-    const size_t colon = part.find(':');
-    require<ConfigError>(colon != std::string::npos,
-                         "--step-batch-size-schedule: found '{}', allowed: TOKENS:BATCH", part);
-    steps +=
-        fmt::format("{}{}:{}", steps.empty() ? "" : " ", tokens_of(part.substr(0, colon)) / length,
-                    tokens_of(part.substr(colon + 1)));
-  }
-  s.set("train.step_batch_size_schedule", steps);
-}
-
 bool is_number(const std::string& text) {
   std::istringstream stream(text);
   double number = 0;
@@ -375,8 +285,7 @@ void apply_megatron_rules(MegatronSettings& settings) {
   apply_experts(settings);
   apply_pipeline(settings);
   apply_parallel(settings);
-  apply_batch_sizes(settings);
-  apply_samples(settings);
+  apply_batches(settings);
   apply_data_paths(settings);
   apply_tokenizer(settings);
   apply_checkpoint(settings);

@@ -56,6 +56,10 @@ std::optional<std::string> MegatronSettings::value(const std::string& flag) cons
                                                         : std::optional(found->second[0]);
 }
 
+void MegatronSettings::exclude(const std::string& one, const std::string& other) const {
+  require<ConfigError>(!has(one) || !has(other), "{} and {}: allowed: one of the two", one, other);
+}
+
 std::optional<int64_t> MegatronSettings::integer(const std::string& flag) const {
   const auto text = value(flag);
   if (!text) return std::nullopt;

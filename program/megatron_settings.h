@@ -25,6 +25,12 @@ class MegatronSettings {
   std::optional<int64_t> integer(const std::string& flag) const;
   std::optional<double> number(const std::string& flag) const;
 
+  int64_t integer_or(const std::string& flag, int64_t otherwise) const {
+    return integer(flag).value_or(otherwise);
+  }
+  /// ConfigError naming both flags if both are given.
+  void exclude(const std::string& one, const std::string& other) const;
+
   /// Sets a field to a value as it would be written after --set; a later value replaces it.
   void set(const std::string& field, const std::string& value) { fields_[field] = {value}; }
   void set(const std::string& field, const char* value) { set(field, std::string(value)); }

@@ -1,0 +1,154 @@
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <sstream>
+#include <string>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/config_rules.h"
+#include "lockstep/datasets/batch_sizes.h"
+#include "lockstep/program/megatron_rules.h"
+
+namespace lockstep {
+namespace {
+
+using Settings = MegatronSettings;
+
+void set_iterations(Settings& s, const std::string& flag, const std::string& field, double exact) {
+  const double rounded = std::round(exact);
+  s.set(field, static_cast<int64_t>(rounded));
+  if (std::abs(exact - rounded) > 1e-6)
+    s.note(flag,
+           fmt::format("rounded: {} is {}, exactly {:.2f} iterations", field, rounded, exact));
+}
+
+std::string rampup_of(const Settings& s) {
+  return fmt::format("{}", fmt::join(s.values("--rampup-batch-size"), " "));
+}
+
+/// Iterations until `samples` have been consumed while the batch grows, as Megatron Core counts
+/// them: whole batches after the growth. Unset: `rampup` is not a growth to `global`, or takes too
+/// long.
+std::optional<int64_t> growing_iterations(int64_t samples, int64_t global,
+                                          const std::string& rampup) {
+  constexpr int64_t kMostIterations = 100'000'000;  // of the growth, which are counted one by one
+  TrainConfig train;
+  train.micro_batch_size = 1;
+  train.global_batch_size = global;
+  train.rampup_batch_size = rampup;
+  try {
+    const BatchSchedule batches(train, /*data_parallel_size=*/1);
+    const int64_t growth = parse_rampup_batch_size(rampup).samples;
+    int64_t consumed = 0, iterations = 0;
+    for (; consumed <= std::min(growth, samples); ++iterations) {
+      if (iterations == kMostIterations) return std::nullopt;
+      consumed += batches.at(consumed).global;
+    }
+    return iterations + std::max<int64_t>(samples - consumed, 0) / global;
+  } catch (const ConfigError&) {
+    return std::nullopt;  // said once the configuration is checked
+  }
+}
+
+/// train.train_iters of --train-samples while the batch grows. The learning rate decays over the
+/// samples, which are fewer than that many whole batches.
+void count_growth(Settings& s, int64_t global) {
+  const int64_t samples = *s.integer("--train-samples");
+  const auto iterations = growing_iterations(samples, global, rampup_of(s));
+  if (!iterations) {
+    s.unset("train.train_iters");
+    return s.note(
+        "--train-samples",
+        "not there: with that --rampup-batch-size train.train_iters cannot be worked out");
+  }
+  s.set("train.train_iters", *iterations);
+  if (!s.has("--lr-decay-samples"))
+    set_iterations(s, "--train-samples", "optimizer.lr_decay_iters",
+                   static_cast<double>(samples) / static_cast<double>(global));
+}
+
+void apply_samples(Settings& s) {
+  s.exclude("--train-iters", "--train-samples");
+  s.exclude("--lr-warmup-fraction", "--lr-warmup-iters");
+  s.exclude("--lr-warmup-fraction", "--lr-warmup-samples");
+  const auto batch = s.integer("--global-batch-size");
+  const auto in_iterations = [&](const std::string& flag, const std::string& field, bool floors) {
+    const auto samples = s.integer(flag);
+    if (!samples) return;
+    if (!batch || *batch < 1 || s.has("--step-batch-size-schedule"))
+      return s.note(flag, "not there: without a constant --global-batch-size " + field +
+                              " cannot be worked out");
+    const double exact = static_cast<double>(*samples) / static_cast<double>(*batch);
+    set_iterations(s, flag, field, floors ? std::floor(exact) : exact);
+  };
+  in_iterations("--train-samples", "train.train_iters", /*floors=*/true);
+  if (batch && s.has("--train-samples") && s.has("--rampup-batch-size")) count_growth(s, *batch);
+  in_iterations("--lr-decay-samples", "optimizer.lr_decay_iters", /*floors=*/false);
+  in_iterations("--lr-wsd-decay-samples", "optimizer.lr_wsd_decay_iters", /*floors=*/false);
+  in_iterations("--lr-warmup-samples", "optimizer.lr_warmup_iters", /*floors=*/false);
+  const auto fraction = s.number("--lr-warmup-fraction");
+  if (!fraction) return;
+  const auto whole = s.found("optimizer.lr_decay_iters");
+  const auto decay = whole ? whole : s.found("train.train_iters");
+  require<ConfigError>(decay.has_value(),
+                       "--lr-warmup-fraction: needs --lr-decay-iters or "
+                       "--train-iters");
+  set_iterations(s, "--lr-warmup-fraction", "optimizer.lr_warmup_iters",
+                 *fraction * std::stod(*decay));
+}
+
+/// "2.4B" tokens.
+int64_t tokens_of(const std::string& text) {
+  constexpr std::string_view kSuffixes = "KMBT";
+  std::istringstream stream(text);
+  double number = 0;
+  char suffix = 0;
+  require<ConfigError>(static_cast<bool>(stream >> number),
+                       "--step-batch-size-schedule: found '{}', allowed: a number, with K, M, B or "
+                       "T behind it",
+                       text);
+  if (stream >> suffix) {
+    const size_t power = kSuffixes.find(static_cast<char>(std::toupper(suffix)));
+    require<ConfigError>(power != std::string_view::npos,
+                         "--step-batch-size-schedule: found '{}', allowed behind a number: K, M, B "
+                         "or T",
+                         text);
+    number *= std::pow(1000.0, static_cast<double>(power + 1));
+  }
+  return static_cast<int64_t>(number);
+}
+
+void apply_batch_sizes(Settings& s) {
+  if (s.has("--rampup-batch-size")) s.set("train.rampup_batch_size", rampup_of(s));
+  const auto schedule = s.value("--step-batch-size-schedule");
+  if (!schedule) {
+    if (s.has("--global-batch-size")) s.copy("--global-batch-size", "train.global_batch_size");
+    return;
+  }
+  if (s.has("--global-batch-size"))
+    s.note("--global-batch-size",
+           "left out: Megatron-LM refuses it beside "
+           "--step-batch-size-schedule, which says all");
+  const int64_t length = std::max<int64_t>(s.integer_or("--seq-length", 1), 1);
+  std::string text = *schedule, steps;
+  std::replace(text.begin(), text.end(), ',', ' ');
+  std::istringstream parts(text);
+  for (std::string part; parts >> part;) {
+    const size_t colon = part.find(':');
+    require<ConfigError>(colon != std::string::npos,
+                         "--step-batch-size-schedule: found '{}', allowed: TOKENS:BATCH", part);
+    steps +=
+        fmt::format("{}{}:{}", steps.empty() ? "" : " ", tokens_of(part.substr(0, colon)) / length,
+                    tokens_of(part.substr(colon + 1)));
+  }
+  s.set("train.step_batch_size_schedule", steps);
+}
+
+}  // namespace
+
+void apply_batches(MegatronSettings& settings) {
+  apply_batch_sizes(settings);
+  apply_samples(settings);
+}
+
+}  // namespace lockstep

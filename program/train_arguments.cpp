@@ -1,0 +1,43 @@
+#include "lockstep/program/train_arguments.h"
+
+#include "lockstep/core/config_io.h"
+#include "lockstep/program/argument_checks.h"
+#include "lockstep/program/commands.h"
+
+namespace lockstep {
+
+void add_train_options(CLI::App& command, TrainArguments& arguments) {
+  add_config_options(command, arguments.config_path, arguments.overrides);
+  command
+      .add_option("--output", arguments.output,
+                  "Folder for metrics.jsonl, config.textproto (the effective configuration), "
+                  "loss.svg (at the end) and, unless checkpoint.save names another, the "
+                  "checkpoints. Without this option, none of them is written. The metrics.jsonl "
+                  "of another run is kept as metrics.previous.jsonl, metrics.previous.2.jsonl "
+                  "and so on")
+      ->check(check_path);
+  command.add_option("--task", arguments.task, "Short for --set train.task=TASK: pretrain or sft")
+      ->type_name("TASK");
+  command.add_flag("--print-config", arguments.print_config,
+                   "Print the effective configuration, defaults included, and exit");
+  command
+      .add_option("--profile", arguments.profile,
+                  "Record iterations FIRST to LAST with libtorch's profiler: each rank writes "
+                  "OUTPUT/traces/rank_R.json for ui.perfetto.dev; `lockstep trace merge` merges "
+                  "them into one")
+      ->type_name("FIRST:LAST")
+      ->check(check_path);
+  command.add_flag(
+      "--audit", arguments.audit,
+      "Before the first iteration, measure which ranks' gradients contribute to each parameter, "
+      "and with which factor, by sending integers in place of gradients. End with an error if the "
+      "result differs from `lockstep plan audit`. Write OUTPUT/audit.json");
+}
+
+Config load_train_config(const TrainArguments& arguments) {
+  std::vector<std::string> overrides = arguments.overrides;
+  if (!arguments.task.empty()) overrides.push_back("train.task=" + arguments.task);
+  return load_config(arguments.config_path, overrides);
+}
+
+}  // namespace lockstep

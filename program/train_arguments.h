@@ -1,0 +1,29 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/config.h"
+
+namespace lockstep {
+
+/// What `train` is given on the command line.
+struct TrainArguments {
+  std::string config_path;
+  std::vector<std::string> overrides;
+  std::string output;
+  bool print_config = false;
+  std::string profile;
+  std::string task;
+  bool audit = false;
+};
+
+/// Adds all options of `train`. `launch` reads them too, without libtorch, to learn how its ranks
+/// will train.
+void add_train_options(CLI::App& command, TrainArguments& arguments);
+
+/// The configuration that they name. ConfigError or FileError.
+Config load_train_config(const TrainArguments& arguments);
+
+}  // namespace lockstep
