@@ -155,16 +155,18 @@ void Optimizer::make_states(const std::vector<ParamOverride>& overrides) {
   const Offload offload = !offloaded_ ? Offload::none
                           : own_rule_ ? Offload::may_leave_some
                                       : Offload::writes_all;
-  auto next = grouped.group_of.begin();
-  for (const DistributedDataParallel* model : models_)
-    for (const auto& buffer : model->buffers()) {
-      const auto end = next + static_cast<int64_t>(buffer->params().size());
-      states_.emplace_back(
-          *buffer,
-          update_rule(config_, buffer->holds_whole_matrices(), model->parallel_state(), own_rule_),
-          std::vector(next, end), offload);
-      next = end;
-    }
+  telling(models_.front()->parallel_state(), [&] {
+    auto next = grouped.group_of.begin();
+    for (const DistributedDataParallel* model : models_)
+      for (const auto& buffer : model->buffers()) {
+        const auto end = next + static_cast<int64_t>(buffer->params().size());
+        states_.emplace_back(*buffer,
+                             update_rule(config_, buffer->holds_whole_matrices(),
+                                         model->parallel_state(), own_rule_),
+                             std::vector(next, end), offload);
+        next = end;
+      }
+  });
 }
 
 Optimizer::~Optimizer() = default;

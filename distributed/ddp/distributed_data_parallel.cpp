@@ -227,7 +227,10 @@ void DistributedDataParallel::zero_grad_buffer() {
   if (impl_->params) impl_->sync->guarded([&] { impl_->params->begin_step(); });
 }
 
-void DistributedDataParallel::abandon_step() { impl_->sync->abandon(); }
+void DistributedDataParallel::abandon_step() {
+  impl_->sync->abandon();
+  if (impl_->params) impl_->sync->guarded([&] { impl_->params->begin_step(); });
+}
 
 void DistributedDataParallel::broadcast_params() {
   unshard();

@@ -62,17 +62,16 @@ struct StepAccess;
 /// ddp.overlap_param_gather the next unit is gathered while the current one is in use. On an
 /// asynchronous device forward and backward must run on one stream.
 ///
-/// If several of these objects reduce over the same ranks, as the chunks of a pipeline stage do,
-/// and ddp.allow_unused_parameters is set, nothing is reduced before start_grad_sync() or
-/// finish_grad_sync(), because ranks that use different parameters would reduce the chunks in
-/// different orders.
+/// With ddp.allow_unused_parameters nothing is reduced before start_grad_sync() or
+/// finish_grad_sync(), because ranks that use different parameters would reduce them at different
+/// points of backward, before or after what else they communicate over the same ranks.
 ///
 /// Misuse throws UsageError with the names of the parameters. The other ranks are notified and
 /// raise CommunicationError instead of waiting. Misuse means: one backward too many, a step that is
 /// finished before every parameter has its gradient, or a gradient that was replaced after the last
 /// backward. Between two micro-batches a gradient belongs to the caller, as in plain autograd: the
-/// next backward adds to the current param.grad(). If param.grad() was made undefined, accumulation
-/// starts again from zero.
+/// next backward adds to the current param.grad(). If param.grad() was made undefined, the next
+/// gradient starts again from zero; if none follows in the step, the former gradient counts.
 class DistributedDataParallel {
  public:
   /// Takes over the parameters of `module` that require a gradient. They keep their values and
@@ -147,12 +146,15 @@ class DistributedDataParallel {
   /// replaced.
   void finish_grad_sync();
 
-  /// Multiplies all gradients; with the distributed optimizer, those that this rank owns.
+  /// Multiplies all gradients; after the reduction with the distributed optimizer, those that this
+  /// rank owns. Before the reduction all ranks must call it with the same factor. UsageError while
+  /// gradients are being reduced, and with optim_grads or optim_grads_params before they are.
   void scale_gradients(double factor);
 
   /// With the distributed optimizer: all following steps reduce by all-reduces, and every rank gets
   /// all gradients, to inspect or save them. finalize_model_grads() then processes all of them; the
-  /// optimizer still uses only its shard. Between steps only; false undoes it. UsageError if
+  /// optimizer still uses only its shard. Between steps only; gradients that are reduced already
+  /// stay what they are until zero_grad_buffer(). false undoes it. UsageError if
   /// gradients are sharded.
   void set_force_all_reduce(bool on);
 
@@ -172,7 +174,10 @@ class DistributedDataParallel {
   /// and begins the next step. Required if reductions are in progress (state "reducing"), always
   /// allowed. All data-parallel ranks must call it in the same step. They reduce NaN in place of
   /// what they have not reduced yet, so a rank that finishes its step instead gets gradients that
-  /// every optimizer here refuses, and never a wrong sum. CommunicationError if a rank has failed.
+  /// every optimizer here refuses, and never a wrong sum. With optim_grads_params a rank that
+  /// stopped earlier than others does not gather what they wait for: then, and if ranks abandon
+  /// several of these objects in different orders, they wait until the timeout. CommunicationError
+  /// if a rank has failed.
   void abandon_step();
 
   /// Gives all data-parallel ranks the parameters, the frozen parameters and the registered module

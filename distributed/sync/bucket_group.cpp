@@ -81,6 +81,8 @@ BucketGroup::BucketGroup(std::string label, std::vector<Bucket> buckets, GradRed
 
 void BucketGroup::start() {
   const at::NoGradGuard no_grad;
+  for (const Bucket& bucket : buckets_)
+    if (bucket.lender) bucket.lender->check_grads_attached("zero_grad_buffer");
   complete_lent();
   for (const Bucket& bucket : buckets_) check_gradients(checks_, label_, bucket);
   launch();

@@ -126,6 +126,7 @@ std::map<GroupKind, GradReduction> make_reductions(const std::vector<KeyedParams
                        "ddp.reduce_scatter_with_fp32_accumulation: found true, allowed with: "
                        "parallel.num_distributed_optimizer_instances = 1 (found {})",
                        grids.sizes().optimizer_instances);
+  if (config.use_distributed_optimizer) check_optimizer_instances(grids);
   std::map<GroupKind, GradReduction> reductions;
   for (const GroupKind replicas : kReplicaKinds) {
     const auto list = std::find_if(lists.begin(), lists.end(), [&](const KeyedParams& l) {

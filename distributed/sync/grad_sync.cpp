@@ -1,7 +1,6 @@
 #include "lockstep/distributed/grad_sync.h"
 
 #include <algorithm>
-#include <set>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -17,10 +16,6 @@ GradSync::GradSync(Bucketing bucketing, bool overlap, bool allow_unused, GradSyn
       state_(bucketing_.params, static_cast<int64_t>(bucketing_.groups.size()), overlap,
              allow_unused, calls),
       allows_unused_(allow_unused) {
-  std::set<RankList> seen;
-  for (const BucketGroup& group : bucketing_.groups)
-    if (seen.insert(group.reduction().group.ranks()).second)
-      users_.emplace_back(group.reduction().group);
   GradientObserver& observer = *this;
   for (const Bucketing::Place& place : bucketing_.places)
     hooks_.emplace_back(place.buffer->params()[place.index].tensor,
@@ -32,7 +27,7 @@ void GradSync::on_gradient(int64_t position, bool in_place) {
   guarded([&] {
     // This comes first: once a bucket is under way, a late gradient must not be touched.
     const bool synchronizes = !no_sync_.inside();
-    const auto ready = state_.on_gradient(position, synchronizes, holds_back());
+    const auto ready = state_.on_gradient(position, synchronizes, /*hold_back=*/allows_unused_);
     if (allows_unused_ && synchronizes)
       state_.note_pass(torch::autograd::get_current_graph_task_id());
     if (!in_place) [[unlikely]] {
@@ -71,11 +66,6 @@ std::string GradSync::not_final() const {
   if (left_undone() == nullptr || state_.phase() != GradSyncState::Phase::ready) return "";
   return fmt::format("is not final ({} is in state {}, {}); call finalize_model_grads() first",
                      front(), state_.phase_text(), left_undone());
-}
-
-bool GradSync::holds_back() const {
-  return allows_unused_ && std::any_of(users_.begin(), users_.end(),
-                                       [](const GroupUser& user) { return user.shares(); });
 }
 
 void GradSync::launch(GradSyncState::Launch groups) {
@@ -139,6 +129,7 @@ void GradSync::zero_grad() {
   state_.reset();
   freed_ = 0;
   noted_final_ = false;
+  note_forced();
   for (const auto& buffer : bucketing_.buffers) buffer->zero_grad();
 }
 
@@ -147,13 +138,29 @@ void GradSync::settle() {
 }
 
 void GradSync::scale(double factor) {
-  for (const auto& buffer : bucketing_.buffers)
-    for (const at::Tensor& grads : reduced_grads(*buffer)) at::Tensor(grads).mul_(factor);
+  const bool reduced = state_.phase() == GradSyncState::Phase::ready;
+  require<UsageError>(reduced || !bucketing_.lends_grads(),
+                      "scale_gradients: the state is {}, allowed where the ranks share the "
+                      "gradients out (ddp.data_parallel_sharding_strategy = optim_grads, "
+                      "optim_grads_params): ready",
+                      state_.phase_text());
+  for (const auto& buffer : bucketing_.buffers) {
+    if (!reduced) at::Tensor(buffer->grad_data()).mul_(factor);
+    for (const at::Tensor& grads : reduced ? reduced_grads(*buffer) : std::vector<at::Tensor>())
+      at::Tensor(grads).mul_(factor);
+  }
 }
 
 void GradSync::set_force_all_reduce(bool on) {
   for (BucketGroup& group : bucketing_.groups) group.set_force_all_reduce(on);
-  for (const auto& buffer : bucketing_.buffers) buffer->note_all_reduced(on);
+  forced_ = on;
+  if (state_.phase() == GradSyncState::Phase::idle) note_forced();
+}
+
+void GradSync::note_forced() {
+  if (!forced_) return;
+  for (const auto& buffer : bucketing_.buffers) buffer->note_all_reduced(*forced_);
+  forced_.reset();
 }
 
 std::vector<BucketReduction> GradSync::reductions() const {

@@ -2,6 +2,7 @@
 
 // Internal: what the fronts share.
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -11,7 +12,6 @@
 #include "lockstep/distributed/gradient_hook.h"
 #include "lockstep/distributed/no_sync.h"
 #include "lockstep/distributed/telling.h"
-#include "lockstep/parallel_state/group_user.h"
 
 namespace lockstep {
 
@@ -19,10 +19,9 @@ namespace lockstep {
 /// buckets may be launched, and these are reduced inside the backward that completes them. A front
 /// makes the buckets and names the calls.
 ///
-/// Next to other objects that reduce over the same ranks (chunks of a model that are wrapped one by
-/// one), one that allows unused parameters launches nothing before start() or finish(): a rank that
-/// misses a gradient would launch late, after a bucket of another chunk that the other ranks launch
-/// first.
+/// An object that allows unused parameters launches nothing before start() or finish(): a rank that
+/// misses a gradient would launch late, after something else that the other ranks do over the same
+/// ranks in the meantime, such as another chunk's reduction or an all-to-all of experts.
 class GradSync final : private GradientObserver {
  public:
   /// `overlap`, `allow_unused`, `calls`: see GradSyncState.
@@ -49,9 +48,10 @@ class GradSync final : private GradientObserver {
   void abandon();
   /// Returns when nothing is in progress, whatever the state.
   void settle();
-  /// Multiplies the gradients that this rank holds.
+  /// Multiplies the gradients: the reduced ones that this rank holds, or its own terms before the
+  /// reduction. UsageError for terms in lent memory.
   void scale(double factor);
-  /// See BucketGroup::set_force_all_reduce.
+  /// See BucketGroup::set_force_all_reduce. Gradients that are reduced already stay what they are.
   void set_force_all_reduce(bool on);
 
   GradSyncState& state() { return state_; }
@@ -82,8 +82,8 @@ class GradSync final : private GradientObserver {
   /// that is being reduced.
   void free_all_but(int64_t last);
   void finish_launched();
+  void note_forced();
   void refuse_offloaded(const char* call) const;
-  bool holds_back() const;
 
   Bucketing bucketing_;
   StepGuard guard_;
@@ -91,8 +91,8 @@ class GradSync final : private GradientObserver {
   bool allows_unused_;
   const char* left_undone_ = nullptr;
   bool noted_final_ = false;
-  int64_t freed_ = 0;             ///< bucket groups of this step that were finished early
-  std::vector<GroupUser> users_;  ///< of the groups that gradients are reduced over
+  int64_t freed_ = 0;           ///< bucket groups of this step that were finished early
+  std::optional<bool> forced_;  ///< of set_force_all_reduce(), from the next step on
   NoSyncDepth no_sync_;
   std::vector<GradientHook> hooks_;  // last, so that they are destroyed first
 };

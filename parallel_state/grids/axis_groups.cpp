@@ -1,5 +1,7 @@
 #include "lockstep/parallel_state/axis_groups.h"
 
+#include <algorithm>
+
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/parallel_axes.h"
 
@@ -18,6 +20,14 @@ constexpr GridKinds kDenseKinds = {MeshAxis::tp, GroupKind::dp_cp, GroupKind::in
                                    GroupKind::tp_pp};
 constexpr GridKinds kExpertKinds = {MeshAxis::etp, GroupKind::expert_dp, GroupKind::intra_expert_dp,
                                     GroupKind::tp_ep_pp};
+
+constexpr const char* kOtherShards =
+    "order '{}': with {} optimizer instances ranks {} have the same shard of dense parameters, and "
+    "ranks {} the same shard of experts; allowed: an order in which these are the same, such as "
+    "tp-cp-ep-dp-pp";
+constexpr const char* kOtherInstances =
+    "order '{}': with {} optimizer instances ranks {} {} would be in several of them; allowed: an "
+    "order in which they are in one, such as tp-cp-ep-dp-pp";
 
 const GridKinds& grid_of(const ParamDescription& description) {
   return description.is_expert ? kExpertKinds : kDenseKinds;
@@ -67,6 +77,35 @@ ReductionKinds reduction_group(const ParamDescription& description, const RankGr
                                bool sharded) {
   if (!sharded || grids.sizes().optimizer_instances == 1) return {replicas(description)};
   return {grid_of(description).instance_replicas, GroupKind::inter_optimizer};
+}
+
+void check_optimizer_instances(const RankGrids& grids) {
+  const int64_t instances = grids.sizes().optimizer_instances;
+  if (instances == 1) return;
+  const RankGroups all = grids.groups(GroupKind::dp_cp);
+  const RankGroups across = grids.groups(GroupKind::inter_optimizer);
+  const int64_t shards = all.size() / instances;
+  for (int64_t group = 0; group < all.count(); ++group)
+    for (int64_t shard = 0; shard < shards; ++shard) {
+      RankList dense;
+      for (int64_t i = 0; i < instances; ++i)
+        dense.push_back(all.rank_at(group, i * shards + shard));
+      const RankList used = across.group(*across.index_of(dense.front()));
+      require<ConfigError>(
+          std::is_permutation(dense.begin(), dense.end(), used.begin(), used.end()), kOtherShards,
+          grids.sizes().order, instances, fmt::join(dense, ", "), fmt::join(used, ", "));
+    }
+  const RankGroups whole = grids.groups(GroupKind::intra_optimizer);
+  for (const GroupKind kind : {GroupKind::intra_dp_cp, GroupKind::intra_expert_dp}) {
+    const RankGroups parts = grids.groups(kind);
+    for (int64_t group = 0; group < parts.count(); ++group) {
+      const RankList ranks = parts.group(group);
+      for (const int64_t rank : ranks)
+        require<ConfigError>(whole.index_of(rank) == whole.index_of(ranks.front()), kOtherInstances,
+                             grids.sizes().order, instances, to_string(kind),
+                             fmt::join(ranks, ", "));
+    }
+  }
 }
 
 GroupKind model_ranks(const ParamDescription& description) { return grid_of(description).model; }

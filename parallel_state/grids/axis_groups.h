@@ -58,6 +58,11 @@ struct ReductionKinds {
 ReductionKinds reduction_group(const ParamDescription& description, const RankGrids& grids,
                                bool sharded);
 
+/// Dense parameters and experts share the groups of optimizer instances. ConfigError, naming order
+/// and ranks, if the order of the axes gives them different instances, so that gradients of
+/// different shards would be added. Takes time in proportion to the world.
+void check_optimizer_instances(const RankGrids& grids);
+
 /// The ranks that together hold one copy of all parameters of this parameter's kind: tp-pp, or
 /// tp-ep-pp for experts. Norms are combined over them.
 GroupKind model_ranks(const ParamDescription& description);

@@ -54,8 +54,6 @@ class Communicator {
   void abort() noexcept;
   /// See begin_on_device().
   Uses& uses() { return uses_; }
-  /// See GroupUser.
-  std::atomic<int64_t>& users() { return users_; }
 
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
@@ -64,7 +62,6 @@ class Communicator {
   std::atomic<bool> aborted_ = false;
   std::unique_ptr<Transport> cpu_, other_;
   Uses uses_;
-  std::atomic<int64_t> users_ = 0;
 };
 
 }  // namespace lockstep

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include "lockstep/core/error.h"
+
 namespace lockstep {
 namespace {
 
@@ -66,6 +68,30 @@ TEST(AxisGroups, ShardedReductionsStayInsideAnOptimizerInstance) {
   expect(kExpertParam, 2, false, K::expert_dp, {});
   expect(kDenseParam, 2, true, K::intra_dp_cp, K::inter_optimizer);
   expect(kExpertParam, 2, true, K::intra_expert_dp, K::inter_optimizer);
+}
+
+TEST(AxisGroups, OptimizerInstancesAreTheSameForDenseParametersAndExpertsOrRefused) {
+  const auto refusal = [](const ParallelSizes& sizes) -> std::string {
+    try {
+      check_optimizer_instances(RankGrids(sizes));
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refusal({.world_size = 8, .tensor = 2, .expert = 2, .optimizer_instances = 2}), "");
+  EXPECT_EQ(refusal({.world_size = 4, .expert = 2, .order = "tp-cp-dp-ep-pp"}), "");
+  EXPECT_EQ(
+      refusal({.world_size = 4, .expert = 2, .order = "tp-cp-dp-ep-pp", .optimizer_instances = 2}),
+      "order 'tp-cp-dp-ep-pp': with 2 optimizer instances ranks 0, 2 have the same shard of "
+      "dense parameters, and ranks 0, 1 the same shard of experts; allowed: an order in "
+      "which these are the same, such as tp-cp-ep-dp-pp");
+  EXPECT_TRUE(refusal({.world_size = 4,
+                       .tensor = 2,
+                       .context = 2,
+                       .order = "cp-tp-dp-pp",
+                       .optimizer_instances = 2})
+                  .starts_with("order 'cp-tp-dp-pp': with 2 optimizer instances"));
 }
 
 TEST(AxisGroups, PartialAxesAreThoseThatAreDeclaredAndHaveSeveralRanks) {
