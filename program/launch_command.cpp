@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "lockstep/core/check.h"
-#include "lockstep/core/config_io.h"
 #include "lockstep/parallel_state/job_secret.h"
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
@@ -16,6 +15,7 @@
 #include "lockstep/program/program.h"
 #include "lockstep/program/rank_processes.h"
 #include "lockstep/program/torchrun.h"
+#include "lockstep/program/train_arguments.h"
 
 namespace lockstep {
 namespace {
@@ -82,13 +82,12 @@ void check(const LaunchArguments& given) {
 bool trains_elastically(const LaunchArguments& given) {
   if (given.arguments.empty() || given.arguments.front() != "train") return false;
   CLI::App train;
-  std::string path;
-  std::vector<std::string> overrides;
-  add_config_options(train, path, overrides);
+  TrainArguments arguments;
+  add_train_options(train, arguments);
   train.allow_extras();
   try {
     train.parse(std::vector<std::string>(given.arguments.rbegin(), given.arguments.rend() - 1));
-    return load_config(path, overrides).train.elastic == Elastic::dp;
+    return load_train_config(arguments).train.elastic == Elastic::dp;
   } catch (const CLI::Error&) {
   } catch (const Error&) {
     if (given.spares > 0) throw;

@@ -99,15 +99,18 @@ class Rounds {
   }
 
   void take_next_order() {
+    note_sigterm();  // the end of a run ignores signals
+    note_signals_only_beside(channel_->descriptor());
+    if (is_spare_) forget_noted_signal();
     const LaunchOrder order = channel_->wait_for_order(
         {fitting_world_sizes(config_, first_world_size_), limits_of_world_size(config_),
-         format_held_copies(copies_.held())});
+         format_held_copies(copies_.held())},
+        note_all_signals);
     if (order.status) end(*order.status, order.reason);
     is_spare_ = false;
     const EnvironmentReader read = over(order.round, environment_of_process());
     environment_ = read_launch_environment(read);
     start_ = read_job_start(read);
-    note_sigterm();  // the end of a run ignores signals
   }
 
   std::string absolute_folder() const {

@@ -26,7 +26,7 @@ struct Round {
 /// rank is lost, or does not answer) does not end the program. The rank destroys whatever belongs
 /// to the round, waits for its launcher's order and begins the next round, with the same device and
 /// in the same process. A spare (LaunchChannel::spare_of()) waits for that order before its first
-/// round.
+/// round. A rank that waits ignores SIGTERM.
 /// `folder` is where the run saves, and from where it resumes; empty: nowhere. ConfigError:
 /// checkpoint.in_memory_replicas for ranks that do not stay, or that are too few.
 void run_rounds(Config config, const std::string& folder,

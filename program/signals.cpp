@@ -1,6 +1,9 @@
 #include "lockstep/program/signals.h"
 
+#include <poll.h>
+
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <ctime>
 
@@ -8,9 +11,11 @@ namespace lockstep {
 namespace {
 
 static_assert(std::atomic<int64_t>::is_always_lock_free);
+static_assert(std::atomic<int>::is_always_lock_free);
 
 std::atomic<int> noted = 0;
 std::atomic<int64_t> noted_at = 0;  ///< milliseconds
+std::atomic<int> awaited = -1;      ///< descriptor; -1: none
 
 int64_t now() {
   timespec time = {};
@@ -18,8 +23,18 @@ int64_t now() {
   return int64_t{time.tv_sec} * 1000 + time.tv_nsec / 1'000'000;
 }
 
+/// May be called in a signal handler.
+bool nothing_to_read(int descriptor) {
+  const int error = errno;
+  pollfd polled = {.fd = descriptor, .events = POLLIN, .revents = 0};
+  const bool nothing = ::poll(&polled, 1, 0) == 0;
+  errno = error;
+  return nothing;
+}
+
 extern "C" void on_stop_signal(int signal) {
   constexpr int64_t kSameEvent = 1000;  // milliseconds
+  if (const int descriptor = awaited; descriptor >= 0 && nothing_to_read(descriptor)) return;
   if (noted == 0) {
     noted_at = now();
     noted = signal;
@@ -35,7 +50,13 @@ void note_sigterm() { std::signal(SIGTERM, on_stop_signal); }
 
 void note_sigint() { std::signal(SIGINT, on_stop_signal); }
 
+void note_signals_only_beside(int descriptor) { awaited = descriptor; }
+
+void note_all_signals() { awaited = -1; }
+
 int noted_signal() { return noted; }
+
+void forget_noted_signal() { noted = 0; }
 
 void ignore_signals() {
   std::signal(SIGTERM, SIG_IGN);

@@ -11,8 +11,16 @@ void note_sigint();
 // A further one of these signals ends the process at once, unless it comes within a second of the
 // first: launchers pass on what the terminal has sent to all processes already.
 
+/// From now on these signals are ignored while nothing can be read from the socket `descriptor`:
+/// the launcher tells a waiting process through it what to do, and sends it no signal before that.
+void note_signals_only_beside(int descriptor);
+
+/// From now on they are noted as before.
+void note_all_signals();
+
 /// The signal that was noted; 0: none.
 int noted_signal();
+void forget_noted_signal();
 
 /// From now on the two are ignored: the run has ended, and its state is saved.
 void ignore_signals();

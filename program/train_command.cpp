@@ -12,11 +12,11 @@
 #include "lockstep/core/counted.h"
 #include "lockstep/datasets/unfinished_file.h"
 #include "lockstep/planner/stage_shapes.h"
-#include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
 #include "lockstep/program/rounds.h"
 #include "lockstep/program/signals.h"
 #include "lockstep/program/standard_descriptors.h"
+#include "lockstep/program/train_arguments.h"
 #include "lockstep/program/train_audit.h"
 #include "lockstep/training/profile_window.h"
 #include "lockstep/training/progress.h"
@@ -33,16 +33,6 @@ namespace {
 /// Exit statuses.
 constexpr int kStopped = 3;
 constexpr int kDiverged = 4;
-
-struct TrainArguments {
-  std::string config_path;
-  std::vector<std::string> overrides;
-  std::string output;
-  bool print_config = false;
-  std::string profile;
-  std::string task;
-  bool audit = false;
-};
 
 /// ", products in fp8 (hybrid, delayed)"
 std::string products_of(const TrainConfig& config) {
@@ -325,9 +315,7 @@ void check_output(const Config& config, const TrainArguments& arguments) {
 }
 
 void run(const TrainArguments& arguments) {
-  std::vector<std::string> overrides = arguments.overrides;
-  if (!arguments.task.empty()) overrides.push_back("train.task=" + arguments.task);
-  const Config config = load_config(arguments.config_path, overrides);
+  const Config config = load_train_config(arguments);
   prepare_cuda(config);
   if (arguments.print_config) {
     std::cout << print_config(resolve_for_device(config, cuda_device_count() == 0));
@@ -346,31 +334,7 @@ void run(const TrainArguments& arguments) {
 void add_train_command(CLI::App& program) {
   auto arguments = std::make_shared<TrainArguments>();
   CLI::App* const command = program.add_subcommand("train", "Train the reference GPT");
-  add_config_options(*command, arguments->config_path, arguments->overrides);
-  command
-      ->add_option("--output", arguments->output,
-                   "Folder for metrics.jsonl, config.textproto (the effective configuration), "
-                   "loss.svg (at the end) and, unless checkpoint.save names another, the "
-                   "checkpoints. Without this option, none of them is written. The metrics.jsonl "
-                   "of another run is kept as metrics.previous.jsonl, metrics.previous.2.jsonl "
-                   "and so on")
-      ->check(check_path);
-  command->add_option("--task", arguments->task, "Short for --set train.task=TASK: pretrain or sft")
-      ->type_name("TASK");
-  command->add_flag("--print-config", arguments->print_config,
-                    "Print the effective configuration, defaults included, and exit");
-  command
-      ->add_option("--profile", arguments->profile,
-                   "Record iterations FIRST to LAST with libtorch's profiler: each rank writes "
-                   "OUTPUT/traces/rank_R.json for ui.perfetto.dev; `lockstep trace merge` merges "
-                   "them into one")
-      ->type_name("FIRST:LAST")
-      ->check(check_path);
-  command->add_flag(
-      "--audit", arguments->audit,
-      "Before the first iteration, measure which ranks' gradients contribute to each parameter, "
-      "and with which factor, by sending integers in place of gradients. End with an error if the "
-      "result differs from `lockstep plan audit`. Write OUTPUT/audit.json");
+  add_train_options(*command, *arguments);
   command->footer([] { return config_help(); });
   command->footer(kMetricsHelp);
   command->callback([arguments] { run(*arguments); });

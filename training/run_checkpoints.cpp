@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <utility>
+#include <vector>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/checkpoint/copy_loader.h"
@@ -15,6 +16,7 @@ namespace {
 
 constexpr std::string_view kFound = "found ";
 constexpr const char* kRemoved = "removed";
+constexpr const char* kAsBefore = "as before";
 
 /// The checkpoint that `folder` means, as rank 0 finds it; empty if it holds none.
 std::string agree_on_checkpoint(const std::string& folder, const ParallelState& state) {
@@ -128,6 +130,30 @@ void remove_what_earlier_runs_left(const std::string& folder) {
   }
 }
 
+/// " rank 1 found none;", " ranks 1, 2 found none;"
+std::string found_by(const std::vector<size_t>& ranks, const char* what) {
+  if (ranks.empty()) return "";
+  return fmt::format(" rank{} {} found {};", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
+                     what);
+}
+
+/// All ranks throw if rank 0 has seen a checkpoint, others have not, and all of them still see what
+/// they have `seen`: then another try would not help. Collective.
+void check_same_for_all(const std::string& path, const std::vector<std::string>& seen,
+                        bool as_before, const ParallelState& state) {
+  const auto all = all_gather_texts(state.world(), as_before ? kAsBefore : "", "checkpoint again");
+  if (seen.front() == kRemoved ||
+      std::count(all.begin(), all.end(), kAsBefore) < state.world_size())
+    return;
+  std::vector<size_t> none, another;
+  for (size_t rank = 0; rank < seen.size(); ++rank)
+    if (seen[rank] != seen.front()) (seen[rank] == kRemoved ? none : another).push_back(rank);
+  fail<FileError>(
+      "checkpoint '{}': rank 0 found it;{}{} allowed: a path under which all ranks see the same "
+      "checkpoint",
+      path, found_by(none, "none"), found_by(another, "another one"));
+}
+
 }  // namespace
 
 std::string checkpoint_to_resume_from(const CheckpointConfig& config, const std::string& folder,
@@ -153,7 +179,10 @@ RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folde
                        config.save_interval.value_or(0));
   if (folder_.empty()) return;
   lock_ = lock_folder(folder_, config.save ? "checkpoint.save" : "--output", state_);
-  if (state_.rank() == 0) remove_what_earlier_runs_left(folder_);
+  if (state_.rank() == 0) {
+    remove_what_earlier_runs_left(folder_);
+    note_earlier();
+  }
   saver_ = std::make_shared<CheckpointSaver>(
       parallel_state, CheckpointSaverOptions{.folder = folder_,
                                              .keep = config.keep.value_or(0),
@@ -228,23 +257,6 @@ std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
   return loaded_ = path;
 }
 
-std::string RunCheckpoints::go_back(Trainer& trainer) {
-  finish();
-  if (copies_) copies_->clear();
-  std::string mine = path_;
-  if (state_.rank() == 0 && !mine.empty() && !is_checkpoint(mine))
-    mine = known_until(trainer.iteration());
-  const bool resumed = loaded_whole_;
-  if (!resumed && loaded_ == mine) mine.clear();
-  const std::string path =
-      all_gather_texts(state_.world(), mine, "checkpoint to go back to").front();
-  if (path.empty()) return "";
-  require<FileError>(load_from(path, trainer, /*finetune=*/false),
-                     "train.on_spike: '{}' was removed, to which the run was to go back", path);
-  loaded_whole_ = resumed;
-  return path;
-}
-
 bool RunCheckpoints::load_from(const std::string& path, Trainer& trainer, bool finetune) {
   std::optional<CheckpointReader> checkpoint;
   const auto all_can = [&](const auto& action) {
@@ -256,7 +268,11 @@ bool RunCheckpoints::load_from(const std::string& path, Trainer& trainer, bool f
       if (checkpoint ? checkpoint->is_unchanged() : is_checkpoint(path)) throw;
     }
     const auto all = all_gather_texts(state_.world(), status, "checkpoint that is read");
-    return status != kRemoved && std::count(all.begin(), all.end(), status) == state_.world_size();
+    if (status != kRemoved && std::count(all.begin(), all.end(), status) == state_.world_size())
+      return true;
+    check_same_for_all(path, all, checkpoint ? checkpoint->is_unchanged() : !is_checkpoint(path),
+                       state_);
+    return false;
   };
   bool weights_only = finetune;
   const bool opened = all_can([&] {
@@ -305,29 +321,11 @@ std::string RunCheckpoints::finish() {
   }
 }
 
-std::string RunCheckpoints::known_until(int64_t iteration) const {
-  if (!folder_.empty()) {
-    const std::string saved = newest_until(complete_checkpoints(folder_), iteration);
-    if (!saved.empty()) return saved;
-  }
-  return loaded_ && loaded_iteration_ <= iteration ? *loaded_ : "";
-}
-
-std::string RunCheckpoints::describe_last_good(const Trainer& trainer) const {
-  const int64_t good = trainer.last_good_iteration();
-  const std::string last = known_until(good), earlier = known_until(good - 1);
-  if (last.empty()) return "";
-  const bool in_doubt = trainer.loss_scale_is_in_doubt() && !earlier.empty() && earlier != last;
-  return fmt::format(
-      "the last checkpoint from before is '{}'{}", last,
-      in_doubt ? "; if its weights are at fault and not the loss scale, it is '" + earlier + "'"
-               : "");
-}
-
 std::string RunCheckpoints::save(Trainer& trainer, bool last) {
+  const bool proven = trainer.end() == RunEnd::done && trainer.config().train.eval_iters > 0;
   const SaveResult result = saver_->save(trainer.state(config_.save_optim), trainer.progress(),
                                          trainer.config(), /*may_skip=*/!last,
-                                         /*unproven=*/trainer.end() != RunEnd::done);
+                                         /*unproven=*/!proven);
   const std::string last_problem = last ? saver_->finish() : "";
   if (config_.async_save && !last)
     trainer.before_next_update([saver = saver_] { saver->finish_copy(); });

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "lockstep/checkpoint/checkpoint_saver.h"
@@ -47,17 +49,18 @@ class RunCheckpoints {
   /// run resumes from the newest of these, whatever the configuration says. Otherwise it loads what
   /// checkpoint.load names. Returns the checkpoint's path, or nothing if there is none to load.
   /// Rank 0 decides which is the newest; if that one is removed while it is read, a later one is
-  /// taken. FileError: there is none and checkpoint.load_if_present is not set; it is damaged or of
-  /// another model; it has no state of the optimizer and checkpoint.finetune is not set. From a
-  /// checkpoint without adapters, a run with lora.rank loads only the weights, as with
-  /// checkpoint.finetune. ConfigError without checkpoint.finetune: a field of `model` that differs
-  /// from the saved one and changes what the weights mean, such as the number of heads.
+  /// taken. FileError: there is none and checkpoint.load_if_present is not set; other ranks find
+  /// none, or another one, under its path; it is damaged or of another model; it has no state of
+  /// the optimizer and checkpoint.finetune is not set. From a checkpoint without adapters, a run
+  /// with lora.rank loads only the weights, as with checkpoint.finetune. ConfigError without
+  /// checkpoint.finetune: a field of `model` that differs from the saved one and changes what the
+  /// weights mean, such as the number of heads.
   std::optional<std::string> load(Trainer& trainer);
   static constexpr const char* kInMemory = "the ranks' memory";
   /// A note to the user about load().
   const std::string& note() const { return note_; }
 
-  /// Goes back to the checkpoint that was saved last, else to the one that the run resumed from.
+  /// Goes back to the checkpoint that this run saved last, else to the one that it resumed from.
   /// Returns its path; empty if there is none. Waits for a save in progress; if that fails, the one
   /// before counts. To learn of the failure, call finish() first. Collective. FileError as for
   /// load(). Copies in memory are of the state that the run abandons, so they are dropped.
@@ -75,8 +78,8 @@ class RunCheckpoints {
   std::string finish();
 
   /// For a run that diverged: "the last checkpoint from before is '...'", that of
-  /// Trainer::last_good_iteration() or before; empty if there is none. If the loss scale is in
-  /// doubt, also the checkpoint before that one, in case the weights are at fault.
+  /// Trainer::last_good_iteration() or before; empty if this run has none. If the loss scale is in
+  /// doubt, also the checkpoint before that one, in case the weights are at fault. For rank 0.
   std::string describe_last_good(const Trainer& trainer) const;
 
   /// The checkpoint that was saved last, else the one that was loaded; empty if there was none.
@@ -84,9 +87,15 @@ class RunCheckpoints {
 
  private:
   /// Returns whether all ranks could read it: it may belong to another run, which has meanwhile
-  /// removed it or saved that step again. Collective.
+  /// removed it or saved that step again. FileError on all ranks if neither is the case and they
+  /// see different checkpoints. Collective.
   bool load_from(const std::string& path, Trainer& trainer, bool finetune);
   std::string known_until(int64_t iteration) const;
+  /// Fills earlier_. Ignores errors: the next save reports them.
+  void note_earlier();
+  /// Whether a checkpoint in the folder is not one that another run has left there: this run has
+  /// saved it, or has resumed from it or from a later one. For rank 0.
+  bool is_of_run(const std::string& path) const;
   /// The checkpoints and copies with which load() begins.
   struct Found {
     std::shared_ptr<CopyLoader> copy;  ///< null: none is whole
@@ -118,6 +127,8 @@ class RunCheckpoints {
   bool loaded_whole_ = false;  ///< not only its weights
   ParallelState state_;
   std::unique_ptr<FolderLock> lock_;  ///< of rank 0
+  /// When the checkpoints became complete that rank 0 found in the folder at the start.
+  std::set<std::filesystem::file_time_type> earlier_;
   std::shared_ptr<CheckpointSaver> saver_;
   StateCopies* copies_;                  ///< null: none are made
   std::unique_ptr<StateCopier> copier_;  ///< null: none are made

@@ -44,12 +44,13 @@ void WeightsWriter::write(std::string_view bytes) {
   written_ += static_cast<int64_t>(bytes.size());
 }
 
-std::string WeightsWriter::commit() {
+std::string WeightsWriter::commit(const std::function<void()>& before) {
   require<UsageError>(written_ == bytes_, "'{}': found {} bytes of weights, allowed: {}",
                       checkpoint_.path(), written_, bytes_);
   manifest_.files.push_back(shard_->finish());
   const std::string text = format_manifest(manifest_);
   parse_manifest(text, checkpoint_.file(kManifestName));
+  if (before) before();
   checkpoint_.commit(text, /*keep=*/0);
   complete_ = true;
   return checkpoint_.path();

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -35,11 +36,17 @@ class WeightsWriter {
   WeightsWriter(const WeightsWriter&) = delete;
   WeightsWriter& operator=(const WeightsWriter&) = delete;
 
+  /// Path for a file or folder beside the weights, which is removed if the checkpoint does not
+  /// become complete. It must have gone when commit() has called `before`.
+  std::string temporary(const std::string& name) const { return checkpoint_.file(name); }
+
   /// Writes the bytes of the next weight. FileError.
   void write(std::string_view bytes);
 
-  /// Returns the path of the checkpoint. FileError; UsageError if weights have not been written.
-  std::string commit();
+  /// Returns the path of the checkpoint. `before` is called when all weights are on disk, right
+  /// before the checkpoint becomes complete. FileError; UsageError if weights have not been
+  /// written.
+  std::string commit(const std::function<void()>& before = {});
 
  private:
   FolderLock lock_;

@@ -11,6 +11,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/input_file.h"
 #include "lockstep/datasets/json_field.h"
+#include "lockstep/datasets/unfinished_file.h"
 
 namespace lockstep {
 namespace {
@@ -31,6 +32,12 @@ bool has_file(const paths::path& path) { return kind_of_file(path) == FileKind::
 
 paths::path kept_in(const std::string& folder) {
   return paths::weakly_canonical(paths::absolute(folder)) / kKeptFolder;
+}
+
+void make_folder(const paths::path& folder) {
+  std::error_code failure;
+  paths::create_directories(folder, failure);
+  require<FileError>(!failure, "'{}' cannot be made: {}", folder.string(), failure.message());
 }
 
 /// A tokenizer format, as data.tokenizer names it.
@@ -108,17 +115,33 @@ KeptTokenizer choose_tokenizer(const std::string& in, const std::string& folder,
   return result;
 }
 
-void keep_companions(const std::string& in, const std::string& folder) {
-  const paths::path kept = kept_in(folder);
-  std::error_code failure;
-  paths::create_directories(kept, failure);
-  require<FileError>(!failure, "'{}' cannot be made: {}", kept.string(), failure.message());
+void copy_companions(const std::string& in, const std::string& copies) {
+  make_folder(copies);
   for (const char* const name : kCompanions) {
     const paths::path from = paths::path(in) / name;
-    paths::remove(kept / name, failure);
     if (has_file(from))
-      write_file(kept / name, {read_file(from, kLongestCompanion, /*follow_links=*/true)});
+      write_file(paths::path(copies) / name,
+                 {read_file(from, kLongestCompanion, /*follow_links=*/true)});
   }
+}
+
+void keep_companions(const std::string& copies, const std::string& folder) {
+  const paths::path kept = kept_in(folder);
+  make_folder(kept);
+  for (const char* const name : kCompanions) {
+    const paths::path copy = paths::path(copies) / name;
+    std::error_code failure;
+    if (has_file(copy))
+      paths::rename(copy, kept / name, failure);
+    else
+      paths::remove(kept / name, failure);
+    require<FileError>(!failure, "'{}' cannot be replaced: {}", (kept / name).string(),
+                       failure.message());
+  }
+  sync_folder(kept);
+  std::error_code failure;
+  paths::remove(copies, failure);
+  require<FileError>(!failure, "'{}' cannot be removed: {}", copies, failure.message());
 }
 
 std::set<int64_t> ends_of_text(const Config& config, const Tokenizer& tokenizer) {

@@ -25,8 +25,12 @@ struct KeptTokenizer {
 /// `byte`. FileError if it cannot be determined what is there.
 KeptTokenizer choose_tokenizer(const std::string& in, const std::string& folder, bool is_gpt2);
 
-/// Copies the companions of `in` to `folder`/hugging_face. FileError.
-void keep_companions(const std::string& in, const std::string& folder);
+/// Copies the companions of `in` to `copies`, a new folder. FileError.
+void copy_companions(const std::string& in, const std::string& copies);
+
+/// Moves them from there to `folder`/hugging_face, on the same file system, where they take the
+/// place of those of an earlier import, and removes the folder `copies`. FileError.
+void keep_companions(const std::string& copies, const std::string& folder);
 
 struct Companions {
   std::map<std::string, std::string> files;  ///< path of the original, by name

@@ -235,13 +235,14 @@ ImportedModel import_from_hugging_face(const std::string& in, const std::string&
   config.data.tokenizer = tokenizer.name;
   NewFolder made(folder);
   WeightsWriter writer(folder, config, weights);
-  keep_companions(from.folder, folder);
+  const std::string companions = writer.temporary("companions");
+  copy_companions(from.folder, companions);
   auto next = weights.begin();
   from_hugging_face(longest.model, FolderTensors(tensors, /*meta=*/false), file,
                     [&](const std::string& /*name*/, const at::Tensor& tensor) {
                       writer.write(bytes_of(imported_values(tensor, *next++)));
                     });
-  const std::string checkpoint = writer.commit();
+  const std::string checkpoint = writer.commit([&] { keep_companions(companions, folder); });
   made.keep();
   return {checkpoint, tokenizer.note};
 }

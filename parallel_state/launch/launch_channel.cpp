@@ -113,11 +113,14 @@ std::optional<std::string> LaunchChannel::round_is_over() const {
   return message ? std::optional(split(*message).second) : std::nullopt;
 }
 
-LaunchOrder LaunchChannel::wait_for_order(const WaitingRank& rank) const {
+LaunchOrder LaunchChannel::wait_for_order(const WaitingRank& rank,
+                                          const std::function<void()>& arrived) const {
   socket_.send(fmt::format("{}\n{}\n{}\n{}", kWaits, fmt::join(rank.world_sizes, " "), rank.limits,
                            rank.copies));
-  while (const auto message = socket_.receive(MessageSocket::Wait::until_there)) {
+  while (const auto message = socket_.receive(MessageSocket::Wait::until_there, /*keep=*/true)) {
     const auto [kind, text] = split(*message);
+    if (kind != kOver && arrived) arrived();
+    socket_.receive(MessageSocket::Wait::no);
     if (kind != kOver) return parse_order(kind, text);
   }
   fail<CommunicationError>("the launcher has gone");

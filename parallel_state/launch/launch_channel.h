@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -65,6 +66,7 @@ class MessageSocket {
 class LaunchChannel {
  public:
   explicit LaunchChannel(int descriptor) : socket_(descriptor) {}
+  int descriptor() const { return socket_.descriptor(); }
   /// The channel that the launcher gave to this process; null if it gave none.
   static std::unique_ptr<LaunchChannel> of_this_process();
   /// If this process is a spare, the number of ranks of the run; 0 if it is a rank from the start.
@@ -78,8 +80,10 @@ class LaunchChannel {
   /// call.
   std::optional<std::string> round_is_over() const;
   /// Reports that this rank has left its round, and waits for the next order. The launcher bounds
-  /// the wait, and ends its ranks when it ends. CommunicationError: the launcher has gone.
-  LaunchOrder wait_for_order(const WaitingRank& rank) const;
+  /// the wait, and ends its ranks when it ends. `arrived` is called once the order can be read from
+  /// the descriptor, and before it is read. CommunicationError: the launcher has gone.
+  LaunchOrder wait_for_order(const WaitingRank& rank,
+                             const std::function<void()>& arrived = {}) const;
 
  private:
   MessageSocket socket_;

@@ -128,6 +128,15 @@ LaunchEnvironment read_slurm(const Variables& variables) {
   return env;
 }
 
+/// LOCKSTEP_RUN_ID and, if the launcher counts its restarts, their number.
+std::string given_run_id(const Variables& variables, Launcher launcher) {
+  const std::string id = variables.text("LOCKSTEP_RUN_ID");
+  const char* const count = launcher == Launcher::torchrun ? "TORCHELASTIC_RESTART_COUNT"
+                            : launcher == Launcher::slurm  ? "SLURM_RESTART_COUNT"
+                                                           : nullptr;
+  return count && variables.has(count) ? id + "/" + variables.text(count) : id;
+}
+
 }  // namespace
 
 bool LaunchEnvironment::single_host() const {
@@ -164,7 +173,7 @@ LaunchEnvironment read_launch_environment(const EnvironmentReader& read) {
   } else if (variables.has("SLURM_PROCID") && variables.has("SLURM_STEP_ID")) {
     env = read_slurm(variables);
   }
-  env.run_id = variables.text_or("LOCKSTEP_RUN_ID", env.run_id);
+  if (variables.has("LOCKSTEP_RUN_ID")) env.run_id = given_run_id(variables, env.launcher);
   return env;
 }
 

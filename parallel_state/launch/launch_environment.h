@@ -46,9 +46,9 @@ using EnvironmentReader = std::function<std::optional<std::string>(const char* n
 /// the first host of the step (Slurm) or, on one host, loopback, and a port derived from the job's
 /// id.
 ///
-/// run_id is LOCKSTEP_RUN_ID if that is set; otherwise torchrun's TORCHELASTIC_RUN_ID and
-/// TORCHELASTIC_RESTART_COUNT ("ID/0"), Slurm's job, step and SLURM_RESTART_COUNT ("77.0/0"), Open
-/// MPI's PMIX_NAMESPACE; otherwise empty.
+/// run_id is torchrun's TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT ("ID/0"), Slurm's job,
+/// step and SLURM_RESTART_COUNT ("77.0/0"), Open MPI's PMIX_NAMESPACE; otherwise empty. If
+/// LOCKSTEP_RUN_ID is set, it replaces all of that but the count of restarts.
 ///
 /// ConfigError names the variable that is missing, not a number, or out of range.
 LaunchEnvironment read_launch_environment(const EnvironmentReader& read);

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include <ATen/ATen.h>
@@ -255,6 +256,32 @@ TEST_F(HuggingFaceShards, BringTheTokenizerAlong) {
   EXPECT_NE(export_to_hugging_face(back, folder_.path() / "without")
                 .find("the tokenizer 'gpt2:" + back + "/hugging_face' is left out: "),
             std::string::npos);
+}
+
+TEST_F(HuggingFaceShards, AFailedImportLeavesTheTokenizerOfTheOneBefore) {
+  save(kGpt2);
+  const std::string out = export_as("out", {}), back = folder_.path() / "back";
+  folder_.write("out/vocab.json", vocabulary_of_bytes());
+  folder_.write("out/merges.txt", "#version: 0.2\n");
+  folder_.write("out/generation_config.json", "first");
+  import_from_hugging_face(out, back);
+  folder_.write("out/generation_config.json", "second");
+  std::filesystem::remove(out + "/vocab.json");
+  const Tensors whole = load_all(out);
+  std::vector<std::pair<std::string, at::Tensor>> tensors(whole.begin(), whole.end());
+  const at::Tensor good = tensors.back().second;
+  tensors.back().second = at::full_like(good, std::numeric_limits<double>::quiet_NaN());
+  save_safetensors(out + "/model.safetensors", tensors);
+  EXPECT_TRUE(refuses(out, "not finite"));
+  EXPECT_EQ(folder_.read("back/hugging_face/generation_config.json"), "first");
+  EXPECT_EQ(folder_.read("back/hugging_face/vocab.json"), vocabulary_of_bytes());
+  EXPECT_FALSE(std::filesystem::exists(back + "/step_0.partial"));
+  tensors.back().second = good;
+  save_safetensors(out + "/model.safetensors", tensors);
+  import_from_hugging_face(out, back);
+  EXPECT_EQ(folder_.read("back/hugging_face/generation_config.json"), "second");
+  EXPECT_FALSE(std::filesystem::exists(back + "/hugging_face/vocab.json"));
+  EXPECT_FALSE(std::filesystem::exists(back + "/step_0/companions"));
 }
 
 TEST_F(HuggingFaceShards, ATokenizerThatCannotBeReadIsToldOf) {

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import unittest
 
-from support import LOCKSTEP, EndToEnd, clean_environment, end, launch, metrics, run
+from support import LOCKSTEP, EndToEnd, Ranks, clean_environment, end, launch, metrics, run
 
 
 def losses(folder):
@@ -271,6 +271,27 @@ class Checkpoints(EndToEnd):
         self.assertEqual(sorted(p.name for p in (output / "checkpoint").iterdir()),
                          ["latest", "step_4"])
         self.check("checkpoint", "verify", output / "checkpoint")
+
+
+class OtherFolders(Ranks):
+    """Ranks with working directories of their own: the same path means another folder."""
+
+    def test_ranks_that_see_different_checkpoints_end_with_their_numbers(self):
+        folders = [self.folder / name for name in ("a", "b")]
+        for folder in folders:
+            folder.mkdir()
+        for rank, found in ((0, "none"), (1, "another one")):
+            trained = subprocess.run(
+                [LOCKSTEP, "train", self.config, "--output", "out", "--set", f"train.seed={rank}"],
+                cwd=folders[rank], env=clean_environment(), capture_output=True, check=False)
+            self.assertEqual(trained.returncode, 0, trained.stderr)
+            processes = self.start(2, "--set", "checkpoint.load=out/checkpoint",
+                                   folder_of_rank=dict(enumerate(folders)))
+            for process in processes:
+                error = process.communicate(timeout=60)[1].decode()
+                self.assertEqual(process.returncode, 1, error)
+                self.assertIn("checkpoint 'out/checkpoint/step_12': rank 0 found it; rank 1 found "
+                              f"{found}; allowed: a path under which all ranks see the same", error)
 
 
 if __name__ == "__main__":

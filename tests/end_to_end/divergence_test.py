@@ -5,6 +5,7 @@ import json
 import pathlib
 import signal
 import struct
+import sys
 import unittest
 import zlib
 
@@ -241,6 +242,16 @@ class Divergence(Ranks):
         self.assert_failed(result, 1, f"'{self.checkpoints}/step_1': the loss on '{text}' is not")
         result = run(LOCKSTEP, "generate", self.checkpoints, "--prompt", "x")
         self.assert_failed(result, 1, "generate: logits of token 0: found NaN")
+
+    def test_a_perplexity_that_is_no_double_is_the_largest(self):
+        result = self.train("optimizer.lr=300", "train.train_iters=1", "train.eval_iters=0")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        result = run(LOCKSTEP, "evaluate", self.checkpoints, "--input", self.folder / "text",
+                     "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        found = json.loads(result.stdout)
+        self.assertGreater(found["loss"], 710)
+        self.assertEqual(found["perplexity"], sys.float_info.max)
 
     def test_an_import_of_weights_that_are_not_finite_is_refused(self):
         result = self.train("train.train_iters=1")

@@ -172,6 +172,28 @@ class Waiting(Spares):
         self.assertNotIn("ranks that stay", self.told())
         self.check_bit_for_bit(2, iterations=600)
 
+    def test_sigterm_to_one_is_ignored(self):
+        self.begin(2, options=("--spares", 1), iterations=3000)
+        self.wait_for_round(0)
+        spare = self.spares()[0]
+        self.wait_for(lambda: not self.trains(spare))  # it is ready
+        for pause in (0, 1.2):  # two within a second count as one
+            time.sleep(pause)
+            self.kill(spare, number=signal.SIGTERM)
+        self.lose(1, [pid for pid in self.ranks() if pid != spare][1])
+        self.assertIn("ranks that stay: 1, spares that take part: 1", self.told())
+        self.check_done()
+        self.check_bit_for_bit(2, iterations=3000)
+
+    def test_launch_reads_every_option_of_train(self):
+        """Otherwise it would not know that the run is elastic, and would refuse spares."""
+        for words in (("--output", self.output), ("--task", "pretrain"), ("--profile", "1:2")):
+            folder = () if words[0] == "--output" else ("--output", self.output)
+            with self.subTest(words):
+                result = run(LOCKSTEP, "launch", "-n", 2, "--spares", 1, "--", "train", *words,
+                             self.config, *folder, *settings(*COMMON, "train.train_iters=2"))
+                self.assertEqual(result.returncode, 0, result.stderr)
+
     def end_in_time(self, spare, iterations, seconds=8):
         """The run ends after its last line, before the time at which stuck processes are killed."""
         self.wait_for_iteration(iterations)

@@ -89,6 +89,20 @@ TEST(LaunchChannel, ARankWaitsForALauncherThatIsSlow) {
   launcher.join();
 }
 
+TEST(LaunchChannel, AnOrderIsToldOfBeforeItIsRead) {
+  const Ends ends;
+  ends.launcher->tell_round_is_over("rank 2 has ended");
+  ends.launcher->give({{}, 3, "the end"});
+  int calls = 0;
+  const LaunchOrder order = ends.rank->wait_for_order({}, [&] {
+    ++calls;
+    EXPECT_EQ(ends.rank->round_is_over(), "3\nthe end");
+  });
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(order.status, 3);
+  EXPECT_FALSE(ends.rank->round_is_over());
+}
+
 TEST(LaunchChannel, ALauncherThatHasGoneIsAnError) {
   Ends ends;
   ends.launcher = nullptr;

@@ -160,6 +160,17 @@ TEST(LaunchEnvironment, TheRunIdTellsRunsAndRestartsApart) {
   EXPECT_EQ(read(with(kSlurm, {{"SLURM_RESTART_COUNT", "1"}})).run_id, "77.0/1");
   EXPECT_EQ(read(kOpenMpi).run_id, "123@1");
   EXPECT_EQ(read(with(kSlurm, {{"LOCKSTEP_RUN_ID", "mine"}})).run_id, "mine");
+  const Variables named = with(elastic, {{"LOCKSTEP_RUN_ID", "mine"}});
+  EXPECT_EQ(read(named).run_id, "mine");
+  for (const char* const count : {"0", "1"}) {
+    const std::string expected = std::string("mine/") + count;
+    EXPECT_EQ(read(with(named, {{"TORCHELASTIC_RESTART_COUNT", count}})).run_id, expected);
+    EXPECT_EQ(
+        read(with(kSlurm, {{"LOCKSTEP_RUN_ID", "mine"}, {"SLURM_RESTART_COUNT", count}})).run_id,
+        expected);
+  }
+  // torchrun may run on hosts of which only some have Slurm's variables.
+  EXPECT_EQ(read(with(named, {{"SLURM_RESTART_COUNT", "1"}})).run_id, "mine");
   EXPECT_EQ(refusal(with(kTorchrun, {{"LOCKSTEP_RUN_ID", ""}})),
             "environment variable LOCKSTEP_RUN_ID: not set");
 }

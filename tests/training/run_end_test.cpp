@@ -166,6 +166,56 @@ TEST_F(RunEndTest, SkippedStepsCountInARowAndOverResumes) {
             (Names{into + "/step_10", into + "/step_7", into + "/step_6"}));
 }
 
+TEST_F(RunEndTest, ACheckpointOfAnotherRunIsNotNamed) {
+  const std::string into = folder_.path() / "shared";
+  const auto run = [&](std::vector<std::string> fields, int64_t first_bad) {
+    fields.insert(fields.begin(), {"train.max_skipped_steps=2", "train.eval_iters=0"});
+    std::string told;
+    testing::run_ranks(2, [&](const ParallelState& state) {
+      const Config configuration = config(fields);
+      RunCheckpoints checkpoints(configuration.checkpoint, into, state);
+      Trainer trainer(configuration, state);
+      checkpoints.load(trainer);
+      spoil(trainer, state, [&](int64_t iteration) { return iteration >= first_bad; });
+      TrainCallbacks callbacks;
+      callbacks.checkpoint = [&](bool last) { checkpoints.after_iteration(trainer, last); };
+      if (trainer.run(callbacks) == RunEnd::diverged && state.rank() == 0)
+        told = checkpoints.describe_last_good(trainer);
+    });
+    return told;
+  };
+  const auto told_of = [&](const std::string& step) {
+    return "the last checkpoint from before is '" + into + "/" + step + "'";
+  };
+  EXPECT_EQ(run({"checkpoint.save_interval=1", "train.train_iters=5"}, 100), "");
+  EXPECT_EQ(run({}, 4), "") << "it has saved none";
+  const std::string resumed = "checkpoint.load=" + into + "/step_3";
+  EXPECT_EQ(run({resumed}, 6), told_of("step_3")) << "step 4 is of the first run";
+  EXPECT_EQ(run({resumed}, 4), told_of("step_2")) << "the run from which it resumed had saved it";
+  EXPECT_EQ(run({resumed, "checkpoint.finetune=true"}, 4), told_of("step_3")) << "its iteration 0";
+  EXPECT_EQ(run({"checkpoint.save_interval=1"}, 4), told_of("step_2")) << "of its own";
+}
+
+TEST_F(RunEndTest, WithoutAValidationTheCheckpointBeforeTheLastStays) {
+  using Names = std::vector<std::string>;
+  for (const bool validates : {true, false}) {
+    const std::string into = folder_.path() / (validates ? "with" : "without");
+    testing::run_ranks(2, [&](const ParallelState& state) {
+      const Config configuration =
+          config({"checkpoint.save_interval=1", "checkpoint.keep=1", "train.train_iters=3",
+                  validates ? "train.eval_iters=1" : "train.eval_iters=0"});
+      RunCheckpoints checkpoints(configuration.checkpoint, into, state);
+      Trainer trainer(configuration, state);
+      TrainCallbacks callbacks;
+      callbacks.checkpoint = [&](bool last) { checkpoints.after_iteration(trainer, last); };
+      EXPECT_EQ(trainer.run(callbacks), RunEnd::done);
+    });
+    const Names kept =
+        validates ? Names{into + "/step_3"} : Names{into + "/step_3", into + "/step_2"};
+    EXPECT_EQ(complete_checkpoints(into), kept);
+  }
+}
+
 TEST_F(RunEndTest, ASignalInTheLastIterationIsNoStop) {
   Trainer trainer(config({"train.train_iters=2"}), ParallelState::single_process());
   TrainCallbacks callbacks;
