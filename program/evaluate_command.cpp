@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cmath>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -57,10 +59,11 @@ void run(const EvaluateArguments& arguments) {
   }
   const int64_t tokens = windows * length;
   const double loss = sum / static_cast<double>(tokens);
-  require<FileError>(!std::isnan(loss), "'{}': the loss on '{}' is not a number", saved.path,
-                     arguments.input);
+  require<FileError>(std::isfinite(loss), "'{}': the loss on '{}' is not a finite number",
+                     saved.path, arguments.input);
+  const double perplexity = std::min(std::exp(loss), std::numeric_limits<double>::max());
   const nlohmann::ordered_json json = {
-      {"loss", loss}, {"perplexity", std::exp(loss)}, {"tokens", tokens}};
+      {"loss", loss}, {"perplexity", perplexity}, {"tokens", tokens}};
   if (arguments.json)
     std::cout << json.dump() << std::endl;
   else
@@ -83,17 +86,18 @@ void add_evaluate_command(CLI::App& program) {
       ->check(check_path);
   command
       ->add_option("--input", arguments->input,
-                   "Text file, or prefix of a data set. With S = model.seq_length, window i reads "
-                   "the tokens i*S to i*S+S-1 and predicts the token after each. A partial last "
-                   "window is dropped")
+                   "Text file, which may be compressed as .gz or .zst, or prefix of a data set. "
+                   "With S = model.seq_length, window i reads the tokens i*S to i*S+S-1 and "
+                   "predicts the token after each. A partial last window is dropped")
       ->type_name("FILE")
       ->required()
       ->check(check_path);
   command->add_flag("--json", arguments->json, "Print one JSON document");
   command->footer(
-      "JSON: loss (nats, mean over the predicted tokens), perplexity (its exponential), tokens "
-      "(how "
-      "many were predicted).");
+      "Experts take all their tokens: model.moe_expert_capacity_factor applies to training and its "
+      "validations only.\n"
+      "JSON: loss (nats, mean over the predicted tokens), perplexity (its exponential, at most the "
+      "largest double), tokens (how many were predicted).");
   command->callback([arguments] { run(*arguments); });
 }
 

@@ -33,12 +33,20 @@ void check(const TokenLists& prompts, const GenerateOptions& options) {
                        options.vocabulary_size.value_or(1));
 }
 
+/// Descending logits over the temperature. If the largest overflows, all are taken relative to it,
+/// which leaves the probabilities the same.
+at::Tensor scaled(const at::Tensor& values, double temperature) {
+  const at::Tensor quotients = values / temperature;
+  if (std::isfinite(quotients[0].item<double>())) return quotients;
+  return (values - values[0]).nan_to_num(0.0) / temperature;
+}
+
 /// Draws a token from `logits` [vocabulary] with a `uniform` number in [0, 1).
 int64_t sample(const at::Tensor& logits, const GenerateOptions& options, double uniform) {
   if (options.temperature == 0) return logits.argmax().item<int64_t>();
   int64_t count = options.top_k == 0 ? logits.numel() : std::min(options.top_k, logits.numel());
   const auto [values, ids] = logits.topk(count);
-  const at::Tensor probabilities = at::softmax(values / options.temperature, 0);
+  const at::Tensor probabilities = at::softmax(scaled(values, options.temperature), 0);
   at::Tensor sums = probabilities.cumsum(0);
   if (options.top_p < 1) {
     count = (sums - probabilities).lt(options.top_p).sum().item<int64_t>();

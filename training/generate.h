@@ -34,11 +34,12 @@ using TokenListener = std::function<bool(size_t prompt, int64_t token)>;
 
 /// Continues `prompts` (token ids, at least one each) together and returns the new tokens of each.
 /// The model sees the last seq_length tokens, without dropout. A prompt gets the same tokens as if
-/// it were alone: the same seed gives the same tokens. `on_token` may be empty. Sequences longer
-/// than seq_length are read again for each token, because the positions in the window change with
-/// each. If the model is cut over the ranks of `state`, as load_model() makes it, all of them must
-/// call this with the same arguments, and all get the same tokens. ConfigError names an option that
-/// is out of bounds. UsageError: a logit is NaN.
+/// it were alone, unless experts have a capacity, which load_model() takes off: the same seed gives
+/// the same tokens. `on_token` may be empty. Sequences longer than seq_length are read again for
+/// each token, because the positions in the window change with each. If the model is cut over the
+/// ranks of `state`, as load_model() makes it, all of them must call this with the same arguments,
+/// and all get the same tokens. ConfigError names an option that is out of bounds. UsageError: a
+/// logit is NaN.
 std::vector<std::vector<int64_t>> generate_batch(
     const GPTModel& model, const std::vector<std::vector<int64_t>>& prompts,
     const GenerateOptions& options, const TokenListener& on_token = {},

@@ -32,7 +32,8 @@ std::string sample_text(std::unique_ptr<Trainer> trainer, const std::string& che
   };
   const Precision precision = config.train.precision;
   const bool as_loaded = precision == Precision::fp32 || precision == Precision::fp64;
-  if (checkpoint.empty() || (whole && as_loaded)) return text_of(trainer->model());
+  const bool capacity = config.model.moe_expert_capacity_factor.has_value();
+  if (checkpoint.empty() || (whole && as_loaded && !capacity)) return text_of(trainer->model());
   trainer.reset();
   return text_of(*load_model(checkpoint, device).model);
 }

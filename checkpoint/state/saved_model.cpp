@@ -33,6 +33,8 @@ SavedModel read_model(CheckpointReader& checkpoint, const ParallelConfig* parall
   Config config = checkpoint.config();
   config.data.tokenizer = find_moved_tokenizer(config.data.tokenizer, checkpoint.path());
   if (parallel != nullptr) config.parallel = *parallel;
+  config.model.moe_expert_capacity_factor.reset();
+  config.model.moe_pad_expert_input_to_capacity = false;
   config = resolve_for_device(config, device.is_cpu());
   GPTModelOptions options;
   options.dtype = config.train.precision == Precision::fp64 ? at::kDouble : at::kFloat;

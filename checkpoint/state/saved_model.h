@@ -24,9 +24,10 @@ struct SavedModel {
 
 /// Loads the model of a checkpoint, whatever layout saved it, into this process. The checkpoint is
 /// `folder`, or the newest in it, even while a run saves there and removes others. The model has
-/// its adapters, if there are any, and is in fp32, or in fp64 if it was trained in fp64. FileError:
-/// no complete checkpoint, a file that is missing or damaged, a tensor that is missing, left over,
-/// of another shape or not finite.
+/// its adapters, if there are any, and is in fp32, or in fp64 if it was trained in fp64. Its
+/// experts have no capacity, for which all tokens of a batch would compete: what a sequence gets
+/// depends on no other and on no padding. FileError: no complete checkpoint, a file that is missing
+/// or damaged, a tensor that is missing, left over, of another shape or not finite.
 SavedModel load_model(const std::string& folder, c10::Device device);
 
 /// The part of the model that this rank has if the model is cut as `parallel` says, in one piece

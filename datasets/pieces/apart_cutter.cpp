@@ -16,8 +16,8 @@ size_t place_of(uint64_t pair, size_t slots) {
 }  // namespace
 
 ApartCutter::ApartCutter(const std::unordered_map<uint32_t, uint32_t>& characters,
-                         const std::vector<std::string_view>& made_tokens)
-    : known_(kMalformed + 1) {
+                         const std::vector<std::string_view>& made_tokens, bool skip_unknown)
+    : known_(kMalformed + 1), skip_unknown_(skip_unknown) {
   for (const auto& [point, id] : characters) known_[point] = true;
   size_t most = 0;
   for (const std::string_view token : made_tokens) most += token.size();
@@ -54,9 +54,11 @@ bool ApartCutter::together(uint32_t left, uint32_t right) const {
 size_t ApartCutter::first(std::string_view text, bool last) const {
   Utf8Character left = utf8_character(text, 0);
   size_t place = left.bytes;
-  for (Utf8Character right; place < text.size(); place += right.bytes, left = right) {
+  for (Utf8Character right; place < text.size(); place += right.bytes) {
     right = utf8_character(text, place);
+    if (skip_unknown_ && !known_[right.point]) continue;
     if (!together(left.point, right.point)) return place;
+    left = right;
   }
   return last ? place : 0;
 }

@@ -16,9 +16,10 @@ namespace lockstep {
 class ApartCutter {
  public:
   /// `characters`: those that have ids, by code point. `made_tokens`: every token that a merge
-  /// makes.
+  /// makes. `skip_unknown`: characters without ids vanish before the merges, which then join what
+  /// is on both sides of them.
   ApartCutter(const std::unordered_map<uint32_t, uint32_t>& characters,
-              const std::vector<std::string_view>& made_tokens);
+              const std::vector<std::string_view>& made_tokens, bool skip_unknown = false);
 
   /// The length in bytes of the first part of `text`, which is UTF-8; 0 if the part does not end in
   /// it and more may follow. Characters without ids stay together.
@@ -31,6 +32,7 @@ class ApartCutter {
   std::bitset<size_t{128} * 128> ascii_;
   std::vector<uint64_t> pairs_;  ///< left * 2^32 + right, in an open hash table
   std::vector<bool> known_;      ///< by code point
+  bool skip_unknown_;
 };
 
 }  // namespace lockstep

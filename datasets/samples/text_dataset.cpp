@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <memory>
+#include <new>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_rules.h"
@@ -40,11 +41,31 @@ std::string place_of(const std::string& path, const std::string& field) {
          (field == "data.path" ? ", as in --set data.path=FILE" : "");
 }
 
+std::string decompress_all(InputFile& file) {
+  constexpr size_t kAtOnce = 1 << 20;
+  CompressedInput input(
+      compression_of(file.path()), [&file](char* to, size_t count) { return file.read(to, count); },
+      file.path());
+  std::string text;
+  for (size_t got = 1; got > 0;) {
+    const size_t end = text.size();
+    text.resize(end + kAtOnce);
+    got = input.read(text.data() + end, kAtOnce);
+    text.resize(end + got);
+  }
+  return text;
+}
+
 std::string read_text_file(const std::string& path, const std::string& field) {
   std::string text;
   try {
     InputFile file(path, {.kinds = InputKinds::regular_or_pipe});
-    text = read_all(file);
+    const bool compressed = compression_of(path) != Compression::none;
+    text = compressed ? decompress_all(file) : read_all(file);
+  } catch (const CompressionError& error) {
+    fail<FileError>("{}: {}", field, error.what());
+  } catch (const std::bad_alloc&) {
+    fail<FileError>("{}: '{}' cannot be read: its text does not fit into the memory", field, path);
   } catch (const FileError& error) {
     fail<FileError>("{}: {}{}", field, error.what(), place_of(path, field));
   }

@@ -18,10 +18,11 @@ struct TextSplit {
 /// Opens the paths in `config.path` and cuts each according to `config.split`: the first share of
 /// its tokens is training text, the next is validation text. The parts of several paths follow each
 /// other. A path is the prefix of a data set in Megatron's format if PREFIX.idx and PREFIX.bin
-/// exist; its documents are treated as one text. Otherwise it is a text file, which
-/// `config.tokenizer` turns into ids. Ids must be below `vocabulary_size`; this is checked when
-/// they are read. FileError names a file that cannot be read, is empty or damaged; ConfigError if
-/// no path is given, or one with JSON lines. Messages say that the paths come from `field`.
+/// exist; its documents are treated as one text. Otherwise it is a text file, decompressed if its
+/// name ends in .gz or .zst, which `config.tokenizer` turns into ids. Ids must be below
+/// `vocabulary_size`; this is checked when they are read. FileError names a file that cannot be
+/// read, is empty or damaged; ConfigError if no path is given, or one with JSON lines. Messages say
+/// that the paths come from `field`.
 TextSplit read_text(const DataConfig& config,
                     int64_t vocabulary_size = std::numeric_limits<int64_t>::max(),
                     const std::string& field = "data.path");

@@ -148,7 +148,8 @@ TokenNames read_model(const JsonField& model, bool by_bytes, HuggingFaceTokenize
   } else if (!by_bytes) {
     std::vector<std::string_view> made;
     for (const PairMerge& merge : merges) made.push_back(tokens.names[merge.result]);
-    file.apart.emplace(alphabet.characters, made);
+    const bool unknown_vanish = !alphabet.has_bytes && !alphabet.unknown;
+    file.apart.emplace(alphabet.characters, made, unknown_vanish);
   }
   return tokens;
 }

@@ -20,6 +20,9 @@ struct SentencepieceFunctions {
   /// Passes the bytes to `append`. Ids must be inside the vocabulary. False if the library fails.
   bool (*decode)(void* model, const int64_t* ids, size_t count, void* sink,
                  void (*append)(void* sink, const char* bytes, size_t size));
+  /// The same for one id inside a text: it keeps its space, and a byte is passed as it is.
+  bool (*decode_inside)(void* model, int64_t id, void* sink,
+                        void (*append)(void* sink, const char* bytes, size_t size));
 };
 
 /// Name and type of the only symbol.

@@ -2,8 +2,10 @@
 
 #include <sentencepiece_processor.h>
 
+#include <cstdlib>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/datasets/sentencepiece_functions.h"
@@ -42,8 +44,29 @@ bool decode(void* model, const int64_t* ids, size_t count, void* sink,
   return true;
 }
 
-constexpr SentencepieceFunctions kFunctions = {open,   close, vocabulary_size, end_of_sentence,
-                                               encode, decode};
+bool decode_inside(void* model, int64_t id, void* sink,
+                   void (*append)(void*, const char*, size_t)) {
+  constexpr std::string_view kSpace = "\xE2\x96\x81";
+  constexpr size_t kByteNameSize = 6;  // <0x41>
+  const Processor& pieces = processor(model);
+  const int piece = static_cast<int>(id);
+  if (pieces.IsUnknown(piece)) return decode(model, &id, 1, sink, append);
+  if (pieces.IsControl(piece)) return true;
+  std::string text(pieces.IdToPiece(piece));
+  if (pieces.IsByte(piece)) {
+    if (text.size() != kByteNameSize) return false;
+    const char byte = static_cast<char>(std::strtol(text.c_str() + 3, nullptr, 16));
+    append(sink, &byte, 1);
+    return true;
+  }
+  for (size_t at = text.find(kSpace); at != text.npos; at = text.find(kSpace, at + 1))
+    text.replace(at, kSpace.size(), " ");
+  append(sink, text.data(), text.size());
+  return true;
+}
+
+constexpr SentencepieceFunctions kFunctions = {open,   close,  vocabulary_size, end_of_sentence,
+                                               encode, decode, decode_inside};
 
 }  // namespace
 }  // namespace lockstep

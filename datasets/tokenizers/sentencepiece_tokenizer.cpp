@@ -55,6 +55,10 @@ const SentencepieceFunctions& loaded_functions(const std::string& field) {
   return *loaded();
 }
 
+void append_to_string(void* sink, const char* bytes, size_t size) {
+  static_cast<std::string*>(sink)->append(bytes, size);
+}
+
 }  // namespace
 
 bool has_sentencepiece() { return loaded() != nullptr; }
@@ -92,17 +96,29 @@ size_t SentencepieceTokenizer::encode_front(std::string_view text, bool last,
   return text.size();
 }
 
-std::string SentencepieceTokenizer::decode(const std::vector<int64_t>& ids) const {
+void SentencepieceTokenizer::check_ids(const std::vector<int64_t>& ids) const {
   for (const int64_t id : ids)
     require<UsageError>(id >= 0 && id < vocabulary_size(),
                         "SentencepieceTokenizer: token id: found {}, allowed: 0 to {}", id,
                         vocabulary_size() - 1);
+}
+
+std::string SentencepieceTokenizer::decode(const std::vector<int64_t>& ids) const {
+  check_ids(ids);
   std::string text;
-  const bool done = functions_.decode(model_.get(), ids.data(), ids.size(), &text,
-                                      [](void* sink, const char* bytes, size_t size) {
-                                        static_cast<std::string*>(sink)->append(bytes, size);
-                                      });
+  const bool done =
+      functions_.decode(model_.get(), ids.data(), ids.size(), &text, append_to_string);
   require<UsageError>(done, "'{}': {} ids cannot be decoded", path_, ids.size());
+  return text;
+}
+
+std::string SentencepieceTokenizer::decode_more(const std::vector<int64_t>& ids) const {
+  check_ids(ids);
+  std::string text;
+  for (const int64_t id : ids) {
+    const bool done = functions_.decode_inside(model_.get(), id, &text, append_to_string);
+    require<UsageError>(done, "'{}': id {} cannot be decoded", path_, id);
+  }
   return text;
 }
 

@@ -29,9 +29,14 @@ class SentencepieceTokenizer : public Tokenizer {
   int64_t end_of_document() const override;
   size_t encode_front(std::string_view text, bool last, std::vector<int64_t>& ids) override;
   std::string decode(const std::vector<int64_t>& ids) const override;
+  /// Piece by piece, without the model's denormalizer, which few have.
+  std::string decode_more(const std::vector<int64_t>& ids) const override;
   std::unique_ptr<Tokenizer> clone() const override;
 
  private:
+  /// UsageError names an id that does not exist.
+  void check_ids(const std::vector<int64_t>& ids) const;
+
   std::string path_;
   const SentencepieceFunctions& functions_;
   std::shared_ptr<void> model_;  ///< several threads may read it

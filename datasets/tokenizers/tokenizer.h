@@ -31,6 +31,7 @@ class Tokenizer {
   virtual std::string decode(const std::vector<int64_t>& ids) const = 0;
 
   /// The same if other ids came before these: an extra space of a text's first token is then kept.
+  /// Ids may be given one by one: a part of a character gives its bytes.
   virtual std::string decode_more(const std::vector<int64_t>& ids) const { return decode(ids); }
 
   /// A copy for another thread. Large data are shared.

@@ -146,7 +146,8 @@ struct VectorBlock {
     return fold_lanes(lanes, higher);
   }
 
-  /// exp_sums() of term(i).
+  /// exp_sums() of term(i). A tile without any number above -inf, here and in the tiles before it,
+  /// adds NaN if it has one.
   template <bool kPlain, class T, class F>
   LOCKSTEP_LANE static ExpSums<T> exp_sums_of(int64_t n, F term) {
     constexpr int64_t kTile = 1024;
@@ -163,6 +164,11 @@ struct VectorBlock {
       if (most > ExpSums<T>::kLowest)
         all.exponentials += sum_of<T>(count, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
           return exp_below<VectorBlock>(here(i), most);
+        });
+      else
+        all.exponentials += sum_of<T>(count, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
+          const T x = here(i);
+          return x == most ? T(0) : x;
         });
       if constexpr (kPlain) all.plain += sum_of<T>(count, here);
     }

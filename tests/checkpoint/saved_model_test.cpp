@@ -114,6 +114,22 @@ TEST(SavedModel, CountsWhatIsNotFiniteInEveryDtype) {
   EXPECT_EQ(count_not_finite(at::empty({0})), 0);
 }
 
+TEST(SavedModel, ItsExpertsTakeAllTokensWhateverTheirCapacity) {
+  const TemporaryFolder folder;
+  const Config config = parse_config(
+      "model { hidden_size: 16 seq_length: 8 init_method_std: 0.3 num_experts: 4 "
+      "moe_router_topk: 2 moe_expert_capacity_factor: 0.5 moe_pad_expert_input_to_capacity: true }",
+      "test");
+  save_model(folder.path(), 1, config, GPTModel(config.model, {.seed = 3}));
+  const SavedModel saved = load_model(folder.path(), c10::kCPU);
+  const at::Tensor tokens = at::arange(16).view({2, 8});
+  const at::Tensor together = saved.model->forward(tokens);
+  for (const int64_t row : {0, 1})
+    EXPECT_TRUE(
+        at::allclose(together[row], saved.model->forward(tokens.narrow(0, row, 1))[0], 1e-4, 1e-4))
+        << row;
+}
+
 TEST(SavedModel, PaddingOfTheVocabularyIsNotSaved) {
   const TemporaryFolder folder;
   Config config = small_config();

@@ -205,6 +205,30 @@ TEST(HuggingFaceTokenizer, WhiteSpaceThatATokenTakesMayBeTheFrontOfTheNext) {
   }
 }
 
+/// The ids match PyPI's tokenizers 0.23.3.
+TEST(HuggingFaceTokenizer, CharactersThatAreLeftOutDoNotKeepOthersApart) {
+  HuggingFaceTokenizer tokenizer = hf_tokenizer(HfJson::parse(
+      R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}})"));
+  using Ids = std::vector<int64_t>;
+  for (const auto& [text, expected] :
+       std::vector<std::pair<std::string, Ids>>{{"a\u00E9b", {2}},
+                                                {"a\u00E9\u00E9b", {2}},
+                                                {"\u00E9ab", {2}},
+                                                {"ab\u00E9ab", {2, 2}},
+                                                {"ba\u00E9b", {1, 2}},
+                                                {"a\u00E9", Ids{0}},
+                                                {"\u00E9\u00E9", Ids{}}}) {
+    EXPECT_EQ(tokenizer.encode(text), expected) << text;
+    for (size_t cut = 0; cut <= text.size(); ++cut) {
+      Ids ids;
+      tokenizer.restart();
+      const size_t used = tokenizer.encode_front(text.substr(0, cut), false, ids);
+      tokenizer.encode_front(text.substr(used), true, ids);
+      EXPECT_EQ(ids, expected) << text << " cut at " << cut;
+    }
+  }
+}
+
 TEST(HuggingFaceTokenizer, MemoryIsBounded) {
   std::string text;
   for (int i = 0; i < 20000; ++i) text += i % 97 == 0 ? "e\xCC\x81 12\n" : " the cat's hat";

@@ -114,6 +114,15 @@ TEST(ApartCutter, CutsWhereNoTokenJoins) {
   EXPECT_EQ(first("xyzé", true), 3U);  // letters without ids
 }
 
+TEST(ApartCutter, JoinsOverCharactersThatVanish) {
+  const ApartCutter cutter({{'a', 0}, {'b', 1}}, {"ab"}, /*skip_unknown=*/true);
+  const auto first = [&](std::string_view text, bool last) { return cutter.first(text, last); };
+  EXPECT_EQ(first("axéb", true), 5U);
+  EXPECT_EQ(first("bxa", true), 2U);
+  EXPECT_EQ(first("ax", false), 0U);
+  EXPECT_EQ(first("xx", true), 2U);
+}
+
 TEST(Utf8, MalformedBytesAreTakenAsPythonDoes) {
   const auto sizes = [](std::string_view text) {
     std::vector<size_t> found;

@@ -25,10 +25,16 @@ class SentencepieceTest : public ::testing::Test {
     for (int i = 0; i < 400; ++i)
       text += "The quick brown fox number " + std::to_string(i) + " jumps over the lazy dog.\n";
     folder_.write("text", text);
+    model_ = train("small");
+  }
+
+  /// The path of a model; `options` are arguments of train_sentencepiece.
+  std::string train(const std::string& name, const std::string& options = "") {
+    const std::string prefix = folder_.path() / name;
     const std::string command = LOCKSTEP_TRAIN_SENTENCEPIECE " '" + folder_.path().string() +
-                                "/text' '" + folder_.path().string() + "/small'";
-    ASSERT_EQ(std::system(command.c_str()), 0);
-    model_ = folder_.path() / "small.model";
+                                "/text' '" + prefix + "' " + options;
+    EXPECT_EQ(std::system(command.c_str()), 0);
+    return prefix + ".model";
   }
 
   TemporaryFolder folder_;
@@ -51,6 +57,28 @@ TEST_F(SentencepieceTest, EncodesAndDecodes) {
   EXPECT_TRUE(front.empty());
   EXPECT_TRUE(throws_with<UsageError>([&] { tokenizer->decode({size}); },
                                       "found " + std::to_string(size) + ", allowed: 0 to"));
+}
+
+TEST_F(SentencepieceTest, DecodesTokenByToken) {
+  const std::string texts[] = {"The lazy fox jumps over number 123.", "\xC3\xA9 fox",
+                               "The \xE6\x97\xA5\xE6\x9C\xAC fox"};
+  const std::string bytes = train("bytes", "'--vocab_size=346 --byte_fallback=true'");
+  for (const std::string& model : {model_, bytes}) {
+    const auto tokenizer = make_tokenizer("sentencepiece:" + model, "field");
+    for (const std::string& text : texts) {
+      const auto ids = tokenizer->encode(text);
+      std::string joined;
+      for (const int64_t id : ids) joined += tokenizer->decode_more({id});
+      EXPECT_EQ(joined, " " + tokenizer->decode(ids));
+      EXPECT_EQ(tokenizer->decode_more(ids), joined);
+      if (model == bytes) {
+        EXPECT_EQ(joined, " " + text);
+      }
+    }
+    EXPECT_EQ(tokenizer->decode_more({tokenizer->end_of_document()}), "");
+    const int64_t size = tokenizer->vocabulary_size();
+    EXPECT_THROW(tokenizer->decode_more({size}), UsageError);
+  }
 }
 
 TEST_F(SentencepieceTest, BuildsDatasets) {

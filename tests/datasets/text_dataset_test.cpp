@@ -9,6 +9,7 @@
 #include "lockstep/datasets/crc32.h"
 #include "lockstep/datasets/indexed_dataset_writer.h"
 #include "lockstep/datasets/tokenizer.h"
+#include "lockstep/tests/support/compressed_text.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -99,6 +100,32 @@ TEST(ReadText, LongTextsAreTokenizedInPieces) {
   config.path = {folder.write("long", text)};
   config.split = "1,0";
   EXPECT_EQ(text_of(read_text(config).training), text);
+}
+
+TEST(ReadText, CompressedTextsAreDecompressed) {
+  const TemporaryFolder folder;
+  std::string text;
+  while (text.size() < 2'500'000) text += std::to_string(text.size()) + "\n";
+  const std::string gzip = testing::gzip_of(text), zstd = testing::zstd_of(text);
+  DataConfig config;
+  config.split = "1,0";
+  for (const std::string& path : {folder.write("a.txt.gz", gzip), folder.write("a.zst", zstd)}) {
+    config.path = {path};
+    EXPECT_EQ(text_of(read_text(config).training), text);
+  }
+  config.path = {folder.write("none.gz", testing::gzip_of(""))};
+  EXPECT_TRUE(throws_with<FileError>([&] { read_text(config); }, "none.gz' is empty"));
+  const size_t half = gzip.size() / 2;
+  const std::string torn = folder.write("torn.gz", gzip.substr(0, half));
+  config.path = {torn};
+  EXPECT_TRUE(throws_with<FileError>([&] { read_text(config); },
+                                     "data.path: '" + torn +
+                                         "': the compressed data end too early, at byte " +
+                                         std::to_string(half)));
+  const std::string plain = folder.write("plain.zst", "no zstd at all");
+  config.path = {plain};
+  EXPECT_TRUE(throws_with<FileError>([&] { read_text(config); },
+                                     "'" + plain + "': the compressed data are damaged at byte"));
 }
 
 TEST(ReadText, NamesWhatIsWrong) {

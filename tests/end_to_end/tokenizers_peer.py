@@ -146,8 +146,9 @@ def split(*patterns):
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
 
 
-def sentence_pieces(normalizer, pre_tokenizer, decoder, byte_fallback=True, limit=800):
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=byte_fallback))
+def sentence_pieces(normalizer, pre_tokenizer, decoder, byte_fallback=True, limit=800,
+                    unknown="<unk>"):
+    tokenizer = Tokenizer(models.BPE(unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback))
     if normalizer:
         tokenizer.normalizer = normalizer
     if pre_tokenizer:
@@ -222,6 +223,8 @@ def families():
     yield "words", sentence_pieces(None, pre_tokenizers.Metaspace(), decoders.Metaspace())
     yield "unknown", sentence_pieces(llama_normalizer(), None, llama_decoder(), byte_fallback=False,
                                      limit=90)
+    yield "left-out", sentence_pieces(llama_normalizer(), None, llama_decoder(),
+                                      byte_fallback=False, limit=90, unknown=None)
 
 
 def read_numbers(stream):

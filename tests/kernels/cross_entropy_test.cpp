@@ -173,6 +173,26 @@ TEST(CrossEntropyKernel, PassesOnWhatIsNoNumberAndLeavesIgnoredTokensAlone) {
   EXPECT_TRUE(at::equal(found.losses.isnan(), at::tensor({1, 1, 0, 0}, at::kLong).to(at::kBool)));
 }
 
+TEST(CrossEntropyKernel, ATileOrRankWithoutNumbersIsNotPassedOver) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const auto dtype : kLossDtypes) {
+    const at::Tensor logits = logits_of(4, 2048, dtype);
+    logits.narrow(0, 1, 3).narrow(1, 0, 1024).fill_(kNever);  // the first tile and the first rank
+    logits[2].narrow(0, 0, 1024).fill_(nan);
+    logits[3][1001].fill_(nan);
+    const at::Tensor labels = at::tensor(std::vector<int64_t>{1500, 1500, 1500, 1500});
+    const at::Tensor grads = at::ones({4}, dtype == at::kDouble ? at::kDouble : at::kFloat);
+    for (const int64_t ranks : {1, 2}) {
+      const Found found = found_of(logits, labels, grads, {2048}, ranks, 0, true);
+      EXPECT_TRUE(
+          at::equal(found.losses.isnan(), at::tensor({0, 0, 1, 1}, at::kLong).to(at::kBool)))
+          << at::toString(dtype) << " " << found.losses;
+      EXPECT_TRUE(found.gradient.narrow(0, 0, 2).isfinite().all().item<bool>());
+      EXPECT_TRUE(found.gradient.narrow(0, 2, 2).isnan().all().item<bool>());
+    }
+  }
+}
+
 TEST(CrossEntropyKernel, EveryNumberOfThreadsGivesTheSameBits) {
   const at::Tensor logits = logits_of(301, 1500, at::kFloat), labels = labels_of(301, 1500);
   const at::Tensor grads = at::ones({301});

@@ -285,6 +285,20 @@ TEST(CrossEntropy, TokenIdsThatAreRuledOutCountForNothing) {
   });
 }
 
+TEST(CrossEntropy, ARankWithoutNumbersIsNotPassedOver) {
+  const double nan = std::nan(""), never = -std::numeric_limits<double>::infinity();
+  const at::Tensor whole = numbers({4, 6}, 0.3);
+  whole.narrow(0, 1, 3).narrow(1, 0, 3).fill_(never);  // the columns of the first rank
+  whole[2].narrow(0, 0, 3).fill_(nan);
+  whole[3][1].fill_(nan);
+  run_ranks(2, [&](const ParallelState& state) {
+    const at::Tensor logits = whole.narrow(1, 3 * state.rank(), 3).clone();
+    const at::Tensor losses = vocab_parallel_cross_entropy(
+        logits, ids({1, 5, 4, 4}), vocab_partition(6, 6, state.rank(), 2), state.world());
+    EXPECT_TRUE(at::equal(losses.isnan(), ids({0, 0, 1, 1}).to(at::kBool))) << losses;
+  });
+}
+
 TEST(RandomSeeds, G79AreMegatrons) {
   const ParallelSizes sizes{.world_size = 16, .tensor = 2, .pipeline = 2, .expert = 2};
   for (int64_t rank = 0; rank < 16; ++rank) {

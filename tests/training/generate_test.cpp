@@ -13,6 +13,7 @@
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
+#include "lockstep/training/score.h"
 
 namespace lockstep {
 namespace {
@@ -106,6 +107,43 @@ TEST(GenerateBatch, DrawsNoIdBeyondTheVocabularyAskedFor) {
   options.vocabulary_size = 0;
   EXPECT_TRUE(throws_with<ConfigError>([&] { generate(model, prompt, options); },
                                        "vocabulary_size: found 0, allowed: >= 1"));
+}
+
+TEST(GenerateBatch, ACapacityOfExpertsDoesNotMixPrompts) {
+  Config config;
+  config.model = model_of(
+                     "num_experts: 4 moe_router_topk: 2 moe_expert_capacity_factor: 0.5 "
+                     "moe_pad_expert_input_to_capacity: true")
+                     .config();
+  config.train.precision = Precision::fp64;
+  const testing::TemporaryFolder folder;
+  save_model(folder.path(), 0, config, GPTModel(config.model, {.dtype = at::kDouble}));
+  const SavedModel saved = load_model(folder.path(), c10::kCPU);
+  EXPECT_FALSE(saved.config.model.moe_expert_capacity_factor.has_value());
+  const std::vector<std::vector<int64_t>> prompts = {
+      {1, 2, 3}, {4}, {9, 8, 7, 6, 5, 4, 3, 2, 1}, std::vector<int64_t>(30, 11)};
+  GenerateOptions options{.max_tokens = 30, .temperature = 1};
+  const auto together = generate_batch(*saved.model, prompts, options);
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    EXPECT_EQ(together[i], generate(*saved.model, prompts[i], options)) << i;
+    options.use_cache = !options.use_cache;
+  }
+  const std::vector<ScoreTokens> both = {{prompts[2], 3}, {{5, 6, 7, 8, 9}, 2}};
+  const std::vector<Score> scores = score(*saved.model, both);
+  for (size_t i = 0; i < both.size(); ++i)
+    EXPECT_NEAR(scores[i].logprob, score(*saved.model, {both[i]})[0].logprob, 1e-12) << i;
+}
+
+TEST(GenerateTemperature, TheSmallestTakesTheMostLikelyToken) {
+  const GPTModel model = model_of(kGrouped);
+  GenerateOptions options{.max_tokens = 12, .temperature = 0};
+  const auto expected = generate(model, {1, 2, 3}, options);
+  for (const double temperature : {1e-308, 5e-324})
+    for (const double top_p : {0.9, 1.0}) {
+      options.temperature = temperature;
+      options.top_p = top_p;
+      EXPECT_EQ(generate(model, {1, 2, 3}, options), expected) << temperature << " " << top_p;
+    }
 }
 
 TEST(GenerateOnRanks, GivesTheTokensOfOneRank) {
