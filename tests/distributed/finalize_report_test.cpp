@@ -75,7 +75,7 @@ struct TwoByTwo {
   std::unique_ptr<DistributedDataParallel> ddp;
 };
 
-constexpr ParallelSizes kTwoByTwo = {.tensor = 2, .pipeline = 2};
+const ParallelSizes kTwoByTwo = {.tensor = 2, .pipeline = 2};
 
 TEST(FinalizeReport, SaysWhatWasSentOverWhichGroupAsData) {
   CollectiveLog log;

@@ -110,7 +110,7 @@ NcclLaunches::WorkPtr NcclLaunches::message(const at::Tensor& tensor, int peer, 
   return work;
 }
 
-void NcclLaunches::begin_batch() { batch_.emplace(); }
+void NcclLaunches::begin_batch() { batch_ = Batch(); }
 
 /// The collectives and messages of a batch become one kernel.
 void NcclLaunches::add_to_batch(const NcclCall& call, const Member& member,
