@@ -51,8 +51,11 @@ class PlanInputs(EndToEnd):
 
         whole = time()
         self.assertEqual(time("train.rampup_batch_size=8 8 100000"), whole)
-        memory = [json.loads(self.plan("memory", TINY, "--json", "--set", one))["stages"] for one in
-                  ("train.global_batch_size=64", "train.step_batch_size_schedule=0:64 1000:8")]
+        config = self.folder / "schedule.textproto"
+        config.write_text(TINY.read_text().replace("global_batch_size: 16", ""))
+        memory = [json.loads(self.plan("memory", config, "--json", "--set", one))["stages"]
+                  for one in ("train.global_batch_size=64",
+                              "train.step_batch_size_schedule=0:64 1000:8")]
         self.assertEqual(memory[0], memory[1])
 
     def test_hosts_of_more_ranks_than_there_are(self):
@@ -71,7 +74,8 @@ class PlanInputs(EndToEnd):
 
     def test_the_fewest_ranks_hold_whole_experts(self):
         text = self.plan("memory", SOURCE / "configs/moe_tiny.textproto", "--json", "--set",
-                         "parallel.expert_model_parallel_size=4")
+                         "parallel.expert_model_parallel_size=4", "--set",
+                         "train.global_batch_size=32")
         self.assertEqual(json.loads(text)["world_size"], 4)
 
 
