@@ -46,8 +46,8 @@ class PlanInputs(EndToEnd):
     def test_a_step_of_a_batch_that_grows_is_one_of_the_full_batch(self):
         def time(*overrides):
             options = [part for one in overrides for part in ("--set", one)]
-            return json.loads(self.plan("time", TINY, "--world-size", 1, "--machine", A100, "--json",
-                                        "--set", "train.global_batch_size=64", *options))
+            return json.loads(self.plan("time", TINY, "--world-size", 1, "--machine", A100,
+                                        "--json", "--set", "train.global_batch_size=64", *options))
 
         whole = time()
         self.assertEqual(time("train.rampup_batch_size=8 8 100000"), whole)
