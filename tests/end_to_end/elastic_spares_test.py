@@ -173,7 +173,7 @@ class Waiting(Spares):
         self.check_bit_for_bit(2, iterations=600)
 
     def test_sigterm_to_one_is_ignored(self):
-        self.begin(2, options=("--spares", 1), iterations=3000)
+        self.begin(2, options=("--spares", 1), iterations=400)
         self.wait_for_round(0)
         spare = self.spares()[0]
         self.wait_for(lambda: not self.trains(spare))  # it is ready
@@ -183,7 +183,7 @@ class Waiting(Spares):
         self.lose(1, [pid for pid in self.ranks() if pid != spare][1])
         self.assertIn("ranks that stay: 1, spares that take part: 1", self.told())
         self.check_done()
-        self.check_bit_for_bit(2, iterations=3000)
+        self.check_bit_for_bit(2, iterations=400)
 
     def test_launch_reads_every_option_of_train(self):
         """Otherwise it would not know that the run is elastic, and would refuse spares."""
