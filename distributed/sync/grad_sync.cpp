@@ -145,9 +145,9 @@ void GradSync::scale(double factor) {
                       "optim_grads_params): ready",
                       state_.phase_text());
   for (const auto& buffer : bucketing_.buffers) {
-    if (!reduced) at::Tensor(buffer->grad_data()).mul_(factor);
-    for (const at::Tensor& grads : reduced ? reduced_grads(*buffer) : std::vector<at::Tensor>())
-      at::Tensor(grads).mul_(factor);
+    const std::vector<at::Tensor> all =
+        reduced ? reduced_grads(*buffer) : std::vector{buffer->grad_data()};
+    for (const at::Tensor& grads : all) at::Tensor(grads).mul_(factor);
   }
 }
 
