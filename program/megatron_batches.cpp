@@ -82,7 +82,8 @@ void apply_samples(Settings& s) {
     set_iterations(s, flag, field, floors ? std::floor(exact) : exact);
   };
   in_iterations("--train-samples", "train.train_iters", /*floors=*/true);
-  if (batch && s.has("--train-samples") && s.has("--rampup-batch-size")) count_growth(s, *batch);
+  if (s.found("train.train_iters") && s.has("--train-samples") && s.has("--rampup-batch-size"))
+    count_growth(s, *batch);
   in_iterations("--lr-decay-samples", "optimizer.lr_decay_iters", /*floors=*/false);
   in_iterations("--lr-wsd-decay-samples", "optimizer.lr_wsd_decay_iters", /*floors=*/false);
   in_iterations("--lr-warmup-samples", "optimizer.lr_warmup_iters", /*floors=*/false);

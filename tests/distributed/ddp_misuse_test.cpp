@@ -6,6 +6,7 @@
 #include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/tests/distributed/partly_used.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/small_net.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -14,6 +15,7 @@ namespace lockstep {
 namespace {
 
 using testing::errors_of_ranks;
+using testing::PartlyUsed;
 using testing::run_ranks;
 using testing::SmallNet;
 
@@ -30,16 +32,6 @@ TEST(DistributedDataParallel, ASecondBackwardTooManyThrowsByNameOnEveryRank) {
                           "this step (state reducing, bucket 0)"))
         << error;
 }
-
-/// A net in which rank 1 does not use `b`.
-struct PartlyUsed : torch::nn::Module {
-  PartlyUsed() {
-    a = register_parameter("a", at::ones({2}, at::kDouble));
-    b = register_parameter("b", at::ones({2}, at::kDouble));
-  }
-  at::Tensor loss(bool use_b) const { return use_b ? (a * b).sum() : a.sum(); }
-  at::Tensor a, b;
-};
 
 TEST(DistributedDataParallel, GX4AParameterWithoutGradientOnOneRankFailsAllRanksByName) {
   const auto start = std::chrono::steady_clock::now();

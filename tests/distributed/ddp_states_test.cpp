@@ -8,6 +8,7 @@
 #include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/distributed/param_and_grad_buffer.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/tests/distributed/partly_used.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -15,21 +16,12 @@ namespace lockstep {
 namespace {
 
 using testing::errors_of_ranks;
+using testing::PartlyUsed;
 using testing::run_ranks;
-
-/// A net in which only rank 0 uses `b`.
-struct OneSided : torch::nn::Module {
-  OneSided() {
-    a = register_parameter("a", at::ones({2}, at::kDouble));
-    b = register_parameter("b", at::ones({2}, at::kDouble));
-  }
-  at::Tensor loss(bool use_b) const { return use_b ? (a * b).sum() : a.sum(); }
-  at::Tensor a, b;
-};
 
 TEST(DistributedDataParallel, RanksMayCommunicateBetweenBackwardAndReductionOfUnusedParameters) {
   run_ranks(2, [](const ParallelState& state) {
-    OneSided net;
+    PartlyUsed net;
     DistributedDataParallelConfig config;
     config.allow_unused_parameters = true;
     config.bucket_size = 1;

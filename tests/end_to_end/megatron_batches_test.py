@@ -44,6 +44,9 @@ class MegatronBatches(EndToEnd):
         _, notes = self.convert("--global-batch-size 100 --train-samples 1000 --rampup-batch-size "
                                 "16 16 100")
         self.assertIn("--train-samples: not there: with that --rampup-batch-size", notes)
+        _, notes = self.convert("--global-batch-size 0 --train-samples 1000 --rampup-batch-size "
+                                "16 16 100", status=2)
+        self.assertIn("--train-samples: not there: without a constant --global-batch-size", notes)
 
     def test_expressions_that_would_not_end_are_refused_by_name(self):
         deep = "(" * 100000 + "["
