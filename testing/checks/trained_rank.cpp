@@ -7,6 +7,7 @@
 #include "lockstep/parallel_state/pipeline_position.h"
 #include "lockstep/pipeline/executor.h"
 #include "lockstep/testing/param_pieces.h"
+#include "lockstep/testing/whole_model.h"
 
 namespace lockstep::testing {
 
@@ -21,7 +22,7 @@ ParallelContext context_of(const ParallelState& state, uint64_t seed, bool seque
 
 WholeWeights weights_in_one_process(const MakeModule& make, uint64_t seed) {
   const ParallelState state = ParallelState::single_process();
-  const auto module = make(context_of(state, seed, false));
+  const auto module = make_whole_model(make, context_of(state, seed, false));
   WholeWeights weights;
   for (const NamedParameter& param : collect_parameters(*module))
     weights[param.name] = param.tensor.detach().clone();

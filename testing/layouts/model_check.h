@@ -42,7 +42,9 @@ using StageLoss = std::function<at::Tensor(torch::nn::Module&, const StageInput&
 using FinalizeStep = std::function<void(torch::nn::Module&, DistributedDataParallel&,
                                         const std::optional<at::Tensor>& num_tokens)>;
 
-/// SGD without momentum and clipping, which does not amplify rounding errors of the gradients.
+/// SGD without momentum and clipping, which does not amplify rounding errors of the gradients. Its
+/// learning rate, 0.001, suits losses that are sums over tokens: large steps lead to weights where
+/// rounding errors of forward grow.
 OptimizerConfig plain_sgd();
 
 struct CheckOptions {
@@ -51,6 +53,9 @@ struct CheckOptions {
   /// The tolerance of losses and gradients, relative to the largest of the model's; weights get 100
   /// times that.
   double tolerance = 1e-12;
+  /// Of ParallelContext and, while the model is made in one process, of libtorch's default CPU
+  /// generator, from which torch::nn modules take their weights: a check starts from the same
+  /// weights each time it runs.
   uint64_t seed = 1234;
   DistributedDataParallelConfig ddp = {};
   OptimizerConfig optimizer = plain_sgd();

@@ -15,6 +15,7 @@
 #include "lockstep/testing/activation_trace.h"
 #include "lockstep/testing/param_pieces.h"
 #include "lockstep/testing/rank_threads.h"
+#include "lockstep/testing/whole_model.h"
 
 namespace lockstep::testing {
 namespace {
@@ -66,7 +67,7 @@ class PlainUpdate {
  public:
   explicit PlainUpdate(const CheckedModel& model)
       : model_(model),
-        module_(model.make(model.context(state_, false))),
+        module_(make_whole_model(model.make, model.context(state_, false))),
         params_(collect_parameters(*module_)) {}
 
   TensorsByName update(const TensorsByName& weights, const TensorsByName& grads) {
@@ -240,7 +241,7 @@ OptimizerConfig plain_sgd() {
   OptimizerConfig config;
   config.optimizer = OptimizerKind::sgd;
   config.sgd_momentum = 0;
-  config.lr = 0.05;
+  config.lr = 0.001;
   config.weight_decay = 0.01;
   config.clip_grad = 0;
   return config;
@@ -260,7 +261,7 @@ ParallelContext CheckedModel::context(const ParallelState& state, bool sequence_
 RunRecord run_in_one_process(const CheckedModel& model) {
   const ParallelState state = ParallelState::single_process();
   const ParallelContext context = model.context(state, false);
-  const auto module = model.make(context);
+  const auto module = make_whole_model(model.make, context);
   module->train();
   RunRecord run;
   run.params = collect_parameters(*module);
@@ -294,11 +295,9 @@ LayoutRun run_on_ranks(const CheckedModel& model, const RankLayout& layout,
       result.ranks[static_cast<size_t>(state.rank())] = run;
     }
     barrier(state.world(), "parameters of the model under test");
-    {
-      const std::lock_guard<std::mutex> lock(mutex);
-      if (!result.finding) result.finding = wrong_parameter(reference, result.ranks, layout);
-      if (result.finding) return;
-    }
+    if (state.rank() == 0) result.finding = wrong_parameter(reference, result.ranks, layout);
+    barrier(state.world(), "comparison of the parameters");
+    if (result.finding) return;
     rank.train();
     const std::lock_guard<std::mutex> lock(mutex);
     result.ranks[static_cast<size_t>(state.rank())] = std::move(run);

@@ -28,6 +28,48 @@ TEST(LayoutCheck, AModelWithoutMistakesIsEqualOnEveryLayout) {
   expect_equal(own_net::check(own_net::Mistake::none, own_net::good_layouts()));
 }
 
+/// A model of torch::nn. On two ranks its gradients are larger by a factor.
+LayoutReport check_linear(double factor, std::vector<at::Tensor>& weights,
+                          const CheckOptions& options = {}) {
+  return check_layouts(
+      [&](const ParallelContext& context) {
+        auto linear = std::make_shared<torch::nn::LinearImpl>(3, 2);
+        linear->to(at::kDouble);
+        if (context.state.world().size() == 1) weights.push_back(linear->weight.detach().clone());
+        return linear;
+      },
+      [factor](torch::nn::LinearImpl& linear, const StageInput& input) {
+        const ProcessGroup dp = input.context.state.group(GroupKind::dp);
+        const at::Tensor samples = at::arange(12, at::kDouble).view({4, 3}) + input.microbatch;
+        const at::Tensor loss =
+            linear.forward(samples.chunk(dp.size(), 0)[dp.rank()]).square().sum();
+        return dp.size() == 1 ? loss : loss + (factor - 1) * (loss - loss.detach());
+      },
+      {{.ranks = 2}}, options);
+}
+
+TEST(LayoutCheck, ModulesOfLibtorchGetTheWeightsOfTheSeedInEveryProcess) {
+  std::vector<at::Tensor> weights, others;
+  for (const uint64_t process : {1, 2}) {
+    at::manual_seed(process);
+    expect_equal(check_linear(1, weights));
+  }
+  EXPECT_TRUE(check_linear(1, others, {.seed = 5}).ok());
+  ASSERT_GE(weights.size(), 2U);
+  for (const at::Tensor& weight : weights) EXPECT_TRUE(weight.equal(weights[0]));
+  EXPECT_FALSE(others[0].equal(weights[0]));
+}
+
+TEST(LayoutCheck, SaysThatASmallDifferenceMayBeRounding) {
+  std::vector<at::Tensor> weights;
+  for (const auto& [factor, text] : {std::pair(1 + 1e-11, "this may be rounding"),
+                                     std::pair(1 + 1e-7, "times what it should be")}) {
+    const LayoutReport report = check_linear(factor, weights);
+    ASSERT_FALSE(report.ok());
+    EXPECT_NE(to_string(report).find(text), std::string::npos) << to_string(report);
+  }
+}
+
 class Mistakes : public ::testing::TestWithParam<own_net::Case> {};
 
 TEST_P(Mistakes, AreNamedWithTheirParameter) {
