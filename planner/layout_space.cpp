@@ -60,6 +60,15 @@ JobLayout layout_of(const Config& config) {
   return layout;
 }
 
+/// Whether the configuration is legal with full recomputation only.
+bool recomputes_all(const TransformerConfig& model) {
+  return model.offload_activations || model.distribute_saved_activations;
+}
+
+bool is_sequence_parallel(const JobLayout& layout, const TransformerConfig& model) {
+  return layout.tensor > 1 && !model.distribute_saved_activations;
+}
+
 std::vector<int64_t> divisors(int64_t number, int64_t most) {
   std::vector<int64_t> all;
   for (int64_t n = 1; n <= std::min(number, most); ++n)
@@ -141,7 +150,7 @@ class Visitor {
 
   void visit_batches(JobLayout layout) {
     layout.recompute =
-        config_.model.offload_activations ? RecomputeGranularity::full : RecomputeGranularity::none;
+        recomputes_all(config_.model) ? RecomputeGranularity::full : RecomputeGranularity::none;
     layout.instances = 1;
     layout.micro_batch_size = config_.train.micro_batch_size;
     ++looked_at_;
@@ -206,7 +215,7 @@ class Visitor {
       sharding.insert(sharding.end(),
                       {Sharding::optim, Sharding::optim_grads, Sharding::optim_grads_params});
     std::vector<Recompute> recomputes = {Recompute::full};
-    if (!config_.model.offload_activations)
+    if (!recomputes_all(config_.model))
       recomputes = {Recompute::none, Recompute::selective, Recompute::full};
     for (const Recompute recompute : choices(kRecompute, given_.recompute, recomputes))
       for (const Sharding strategy : choices(kSharding, given_.sharding, sharding)) {
@@ -252,7 +261,7 @@ std::vector<std::string> overrides_of(const JobLayout& layout, const Config& con
   const ParallelConfig& parallel = config.parallel;
   const DistributedDataParallelConfig& ddp = config.ddp;
   differs(kTensor, layout.tensor, given.tensor);
-  differs(kSequence, layout.tensor > 1, parallel.sequence_parallel);
+  differs(kSequence, is_sequence_parallel(layout, config.model), parallel.sequence_parallel);
   differs(kOverlap, parallel.tp_comm_overlap && layout.tensor > 1, parallel.tp_comm_overlap);
   differs(kContext, layout.context, given.context);
   differs(kPipeline, layout.pipeline, given.pipeline);
@@ -277,7 +286,7 @@ std::vector<std::string> overrides_of(const JobLayout& layout, const Config& con
 Config with_layout(Config config, const JobLayout& layout) {
   ParallelConfig& parallel = config.parallel;
   parallel.tensor_model_parallel_size = layout.tensor;
-  parallel.sequence_parallel = layout.tensor > 1;
+  parallel.sequence_parallel = is_sequence_parallel(layout, config.model);
   parallel.tp_comm_overlap = parallel.tp_comm_overlap && layout.tensor > 1;
   parallel.context_parallel_size = layout.context;
   parallel.pipeline_model_parallel_size = layout.pipeline;

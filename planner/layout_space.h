@@ -13,7 +13,8 @@ namespace lockstep {
 
 /// The fields that `lockstep plan best` chooses; sizes as in ParallelConfig.
 struct JobLayout {
-  /// If more than 1: with sequence parallelism, and with tp_comm_overlap as in the configuration.
+  /// If more than 1: with sequence parallelism unless the configuration has
+  /// distribute_saved_activations, and with tp_comm_overlap as in the configuration.
   int64_t tensor = 1;
   int64_t context = 1;
   int64_t pipeline = 1;

@@ -179,6 +179,23 @@ TEST(LayoutSpace, ShardsWhereThereAreReplicas) {
   EXPECT_EQ(expert, (std::set<int64_t>{1, 2, 4}));
 }
 
+TEST(LayoutSpace, HasNoSequenceParallelismWhereSavedActivationsAreDistributed) {
+  const Strings given = {"parallel.tensor_model_parallel_size=2",
+                         "model.recompute_granularity=full",
+                         "model.distribute_saved_activations=true"};
+  const Config config = config_of(kModel, given);
+  std::set<int64_t> tensor;
+  visit_layouts(config, {.world_size = 8}, [&](const JobLayout& layout) {
+    tensor.insert(layout.tensor);
+    Strings set = given;
+    const Strings more = overrides_of(layout, config);
+    set.insert(set.end(), more.begin(), more.end());
+    EXPECT_TRUE(is_legal(kModel, set, 8)) << fmt::format("{}", fmt::join(set, " "));
+    EXPECT_FALSE(config_of(kModel, set).parallel.sequence_parallel);
+  });
+  EXPECT_EQ(tensor, (std::set<int64_t>{2, 4}));
+}
+
 /// A machine that has a rate for matrix products and does all other work in no time.
 Machine products_alone(double flops_per_s) {
   Machine machine;
