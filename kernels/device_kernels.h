@@ -53,8 +53,9 @@ struct DeviceKernels {
   void (*cross_entropy_losses)(const CrossEntropyTensors& tensors) = nullptr;
   void (*cross_entropy_gradient)(const CrossEntropyTensors& tensors) = nullptr;
   void (*dropout)(const DropoutTensors& tensors) = nullptr;
-  void (*to_fp8)(const Fp8Tensors& tensors) = nullptr;  ///< from fp32, bf16 or fp16
-  /// scaled_mm() of fp8.h, in a dtype that the device supports.
+  /// From fp32, bf16 or fp16 at an address that is a multiple of 16.
+  void (*to_fp8)(const Fp8Tensors& tensors) = nullptr;
+  /// scaled_mm() of fp8.h, in a dtype that the device supports; without a bias if that is fp32.
   at::Tensor (*scaled_mm)(const Fp8Matrix& a, const Fp8Matrix& b,
                           const std::optional<at::Tensor>& bias, at::ScalarType dtype,
                           bool fast_sums) = nullptr;

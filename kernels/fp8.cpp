@@ -27,12 +27,16 @@ at::Tensor reference_mm(const Fp8Matrix& a, const Fp8Matrix& b,
   return product;
 }
 
+/// The bytes that kernels read at once.
+constexpr uintptr_t kWordBytes = 16;
+
 /// Whether the kernel of x's device accepts x.
 bool has_kernel(const at::Tensor& x) {
   const DeviceKernels* const kernels =
       x.is_cpu() ? nullptr : find_device_kernels(x.device().type());
   return kernels && kernels->to_fp8 && x.scalar_type() != at::kDouble && x.numel() > 0 &&
-         x.size(0) % kFp8Multiple == 0 && x.size(1) % kFp8Multiple == 0;
+         x.size(0) % kFp8Multiple == 0 && x.size(1) % kFp8Multiple == 0 &&
+         reinterpret_cast<uintptr_t>(x.const_data_ptr()) % kWordBytes == 0;
 }
 
 }  // namespace
@@ -103,7 +107,8 @@ at::Tensor scaled_mm(const Fp8Matrix& a, const Fp8Matrix& b, const std::optional
   const c10::DeviceGuard guard(a.values.device());
   const bool whole = a.inverse_scales.numel() == 1 && b.inverse_scales.numel() == 1;
   const at::ScalarType rounded = whole ? dtype : at::kBFloat16;
-  const bool with_bias = bias && bias->scalar_type() == rounded;
+  // at::_scaled_mm takes no bias with a result in fp32.
+  const bool with_bias = bias && rounded != at::kFloat && bias->scalar_type() == rounded;
   const at::Tensor product =
       kernels->scaled_mm(a, b, with_bias ? bias : std::nullopt, rounded, fast_sums);
   return (bias && !with_bias ? product + *bias : product).to(dtype);

@@ -49,8 +49,8 @@ enum class Fp8Sides { matrix, transposed, both };
 /// to_fp8() of x [rows, width] and of its transpose. `scale` is fp32 [1, 1] or, for a single side,
 /// one per row of that side: [rows, 1] for the matrix, [width, 1] for the transpose. `largest` is
 /// fp32 [1, 1], or undefined; it becomes the maximum of itself and the absolute values of x. CUDA
-/// does this in one pass over x if `rows` and `width` are multiples of 16: per bf16 element, 2
-/// bytes are read and one is written for each side.
+/// does this in one pass over x if `rows`, `width` and x's address are multiples of 16: per bf16
+/// element, 2 bytes are read and one is written for each side. Otherwise it takes several passes.
 Fp8Matrices to_fp8_matrices(const at::Tensor& x, at::ScalarType format, const at::Tensor& scale,
                             Fp8Sides sides, const at::Tensor& largest = {});
 

@@ -4,7 +4,7 @@
 
 #include <ATen/ATen.h>
 
-#include "lockstep/core/narrow_dtype.h"
+#include "lockstep/core/upload.h"
 
 namespace lockstep {
 
@@ -30,6 +30,17 @@ void scale_bf16(const at::Tensor& part, const at::Tensor& factor) {
   }
 }
 
+/// `parts` share a dtype of 16 bits and the factor's device.
+void scale_narrow(const std::vector<at::Tensor>& parts, const at::Tensor& factor) {
+  if (parts.empty()) return;
+  if (!factor.is_cpu() && parts.front().scalar_type() == at::kBFloat16) {
+    for (const at::Tensor& part : parts) scale_bf16(part, factor);
+    return;
+  }
+  at::Tensor unused = at::zeros({1}, factor.options());  // whether any was not finite
+  at::_amp_foreach_non_finite_check_and_unscale_(parts, unused, factor);
+}
+
 }  // namespace
 
 std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer, ElementRange range) {
@@ -49,20 +60,21 @@ std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer) {
 }
 
 void divide_grads(const std::vector<at::Tensor>& grads, const at::Tensor& divisor) {
-  std::vector<at::Tensor> narrow;
-  for (const at::Tensor& part : grads)
-    if (is_narrow(part.scalar_type()))
-      narrow.push_back(part);
+  if (grads.empty()) return;
+  const at::Tensor there = divisor.is_cpu() ? upload(divisor, grads.front().device()) : divisor;
+  std::vector<at::Tensor> bf16, fp16;
+  for (const at::Tensor& part : grads) {
+    if (part.scalar_type() == at::kBFloat16)
+      bf16.push_back(part);
+    else if (part.scalar_type() == at::kHalf)
+      fp16.push_back(part);
     else
-      part.div_(divisor);
-  if (narrow.empty()) return;
-  const at::Tensor factor = divisor.reciprocal().to(at::kFloat);
-  if (!factor.is_cpu() && narrow.front().scalar_type() == at::kBFloat16) {
-    for (const at::Tensor& part : narrow) scale_bf16(part, factor);
-    return;
+      part.div_(there);
   }
-  at::Tensor unused = at::zeros({1}, factor.options());  // whether any was not finite
-  at::_amp_foreach_non_finite_check_and_unscale_(narrow, unused, factor);
+  if (bf16.empty() && fp16.empty()) return;
+  const at::Tensor factor = there.reciprocal().to(at::kFloat);
+  scale_narrow(bf16, factor);
+  scale_narrow(fp16, factor);
 }
 
 }  // namespace lockstep

@@ -22,9 +22,9 @@ std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer);
 std::vector<at::Tensor> reduced_grads(const ParamAndGradBuffer& buffer, ElementRange range);
 std::vector<at::Tensor> reduced_grads(const ParamAndGradBuffer& buffer);
 
-/// Divides `grads`, of one device, by a 0-dim fp64 tensor there. 16-bit gradients are divided in
-/// fp32: an operator would first round the divisor to their dtype, in which a token count may be
-/// infinite.
+/// Divides `grads`, of one device, by a 0-dim fp64 tensor there or on the CPU. 16-bit
+/// gradients are divided in fp32: an operator would first round the divisor to their dtype, in
+/// which a token count may be infinite.
 void divide_grads(const std::vector<at::Tensor>& grads, const at::Tensor& divisor);
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/check.h"
@@ -214,6 +215,7 @@ void ParamAndGradBuffer::offload_grads() {
 void ParamAndGradBuffer::restore_grads() {
   if (!grads_offloaded()) return;
   const at::NoGradGuard no_grad;
+  const c10::DeviceGuard guard(grad_data_.device());  // the allocator takes the current device
   auto* const storage = grad_storage_.unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(storage->allocator()->allocate(storage->nbytes()));
   set_grad_storage(grad_storage_);

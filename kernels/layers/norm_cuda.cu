@@ -10,7 +10,8 @@
 namespace lockstep::kernels {
 namespace {
 
-constexpr int64_t kSharedBytes = 48 << 10;
+/// A block has 48 KiB unless it asks for more; the arrays of ThreadBlock's sums are part of them.
+constexpr int64_t kSharedBytes = (48 << 10) - 1024;
 
 template <bool kCentred, int kPack, class T>
 __global__ void norm_kernel(NormRows<T> rows) {

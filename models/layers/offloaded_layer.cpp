@@ -8,6 +8,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 
 namespace lockstep {
@@ -171,6 +172,7 @@ class OffloadedLayer final : public ActivationOffload::Link {
   void fetch() override {
     if (place_ != Place::host) return;
     stream_ = current_stream(to_device_.device());
+    const c10::DeviceGuard guard(to_device_.device());  // the allocator takes the current device
     for (Piece& piece : pieces_) {
       piece.held = piece.storage.lock();
       if (piece.held)

@@ -149,6 +149,28 @@ TEST_F(DeviceFronts, AllHaveTheBitsOfTheCpu) {
   }
 }
 
+TEST_F(DeviceFronts, TokensThatTheHostCountedDivideGradientsOf16Bits) {
+  const auto gradient_into = [](at::Tensor& result) {
+    return [&result](const ParallelState& state) {
+      SmallNet net(2, at::kBFloat16, state.device());
+      GradientSynchronizer sync(net, state, 1e-4, 1,
+                                {.reduction = GradientReduction::per_token,
+                                 .token_group = state.group(GroupKind::dp_cp)});
+      sync.bind();
+      const at::Tensor samples = SmallNet::samples(4 * state.rank(), 4, at::kBFloat16);
+      net.loss(samples.to(state.device())).backward();
+      sync.wait(at::full({}, 4, at::kLong));
+      const at::Tensor gradient = net.parameters()[0].grad();
+      EXPECT_EQ(gradient.scalar_type(), at::kBFloat16);
+      if (state.rank() == 0) result = gradient.cpu().clone();
+    };
+  };
+  at::Tensor expected, found;
+  run_ranks(2, gradient_into(expected));
+  run_device_ranks(2, gradient_into(found));
+  EXPECT_TRUE(at::equal(found, expected));
+}
+
 TEST_F(DeviceFronts, SeveralTensorsOfACallAreOneLaunchThatIsWaitedFor) {
   for (uint64_t seed = 1; seed <= 5; ++seed) {
     DeviceRankOptions options;

@@ -78,6 +78,7 @@ inline std::vector<DeviceLayout> feature_layouts() {
        .overrides = parallel({{"tensor_model", 2}}, with(kSharded, kChecked)),
        .fingerprints = kFingerprints},
       {.name = "fp8_dp2_bf16", .world = 2, .overrides = with(kFp8, {"train.precision=bf16"})},
+      {.name = "fp8_biases", .overrides = with(kFp8, {"model.add_bias_linear=true"})},
       {.name = "fp8_tp2_sp_sharded",
        .world = 4,
        .overrides = parallel({{"tensor_model", 2}}, with(kSequence, with(kSharded, kFp8)))},

@@ -276,6 +276,12 @@ TEST_F(LaggingDevice, WhatCudaLacksIsRefused) {
   EXPECT_TRUE(throws_with<c10::NotImplementedError>(
       [&] { unscale(at::kBFloat16); },
       "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'"));
+  const std::vector<at::Tensor> mixed = {at::ones({2}, options),
+                                         at::ones({2}, options.dtype(at::kHalf))};
+  const auto unscale_all = at::_amp_foreach_non_finite_check_and_unscale_;
+  EXPECT_TRUE(throws_with<c10::Error>([&] { unscale_all({mixed[0]}, found, at::ones({})); },
+                                      "inv_scale must be a CUDA tensor"));
+  EXPECT_TRUE(throws_with<c10::Error>([&] { unscale_all(mixed, found, scale); }, "one dtype"));
   const at::Tensor integers = at::ones({2, 2}, options.dtype(at::kLong));
   EXPECT_TRUE(throws_with<c10::NotImplementedError>([&] { integers.mm(integers); }, "addmm_cuda"));
 }

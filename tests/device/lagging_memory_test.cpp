@@ -5,6 +5,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/closed_storage.h"
+#include "lockstep/distributed/param_and_grad_buffer.h"
 #include "lockstep/tests/device/lagging_tests.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -205,6 +206,20 @@ TEST_F(LaggingDevice, AClosedStorageRaisesItsErrorAtLaunch) {
   set_storage_of(x, open);
   EXPECT_TRUE(at::equal((x + 1).cpu(), at::full({4}, 2.0f)));
   EXPECT_FALSE(device_error(0).has_value());
+}
+
+TEST_F(LaggingDevice, GradientsComeBackToTheirDeviceWhicheverIsCurrent) {
+  const at::Tensor weight = at::ones({8}, floats_on(1)).requires_grad_(true);
+  ParamAndGradBuffer buffer({{"weight", weight, default_description(weight)}}, at::kFloat, {});
+  buffer.grad_view(0).fill_(3);
+  ASSERT_EQ(current_device(), 0);
+  const int64_t elsewhere = device_bytes(0).live;
+  buffer.offload_grads();
+  buffer.restore_grads();
+  EXPECT_EQ(device_bytes(0).live, elsewhere);
+  EXPECT_EQ(buffer.grad_data().data_ptr(), weight.grad().data_ptr());
+  EXPECT_EQ(device_of_pointer(weight.grad().data_ptr()), 1);
+  EXPECT_TRUE(at::equal(weight.grad().cpu(), at::full({8}, 3.0f)));
 }
 
 }  // namespace

@@ -38,8 +38,9 @@ class LaggingOffload : public LaggingDevice {
         restart_lazy(seed);
       else
         restart(seed);
-      ActivationOffload offload(lagging_device(0));
-      const Tensors found = gradients(lagging_device(0), &offload);
+      const c10::Device device = lagging_device(static_cast<int>(seed % kLaggingDevices));
+      ActivationOffload offload(device);
+      const Tensors found = gradients(device, &offload);
       for (size_t i = 0; i < expected.size(); ++i)
         EXPECT_TRUE(at::equal(found[i], expected[i])) << "seed " << seed << ", weight " << i;
     }

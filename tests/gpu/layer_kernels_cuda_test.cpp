@@ -50,7 +50,8 @@ Results norm_results(c10::Device device, kernels::NormKind kind, int64_t width,
 TEST(LayerKernels, NormsEqualTheCpu) {
   for (const auto kind : {kernels::NormKind::rms, kernels::NormKind::layer})
     for (const auto dtype : kLayerDtypes)
-      for (const int64_t width : {33, 4096, 13000}) {  // the last one exceeds shared memory
+      // The sums of the last three fill shared memory, or exceed it.
+      for (const int64_t width : {33, 4096, 6144, 12288, 13000}) {
         const Results cpu = norm_results(at::kCPU, kind, width, dtype);
         LOCKSTEP_NEEDS_CUDA();
         expect_same(norm_results(kCuda, kind, width, dtype), cpu, dtype);
@@ -165,6 +166,19 @@ TEST(LayerKernels, ProductsOf8BitsEqualTheCpu) {
         expect_same({cuda[1]}, {cpu[1]}, at::kBFloat16);
       }
     }
+}
+
+TEST(LayerKernels, MatricesThatBeginAnywhereBecomeMatricesOf8Bits) {
+  const auto codes = [](c10::Device device) {
+    const at::Tensor flat = wave_on(device, {264}, 0.3, at::kBFloat16);
+    return kernels::to_fp8_matrices(flat.narrow(0, 4, 256).view({16, 16}), at::kFloat8_e4m3fn,
+                                    at::full({1, 1}, 17.0f).to(device), kernels::Fp8Sides::both)
+        .transposed.values.view(at::kByte)
+        .cpu();
+  };
+  const at::Tensor cpu = codes(at::kCPU);
+  LOCKSTEP_NEEDS_CUDA();
+  EXPECT_TRUE(at::equal(codes(kCuda), cpu));
 }
 
 TEST(LayerKernels, RotaryEmbeddingEqualsTheCpu) {

@@ -6,6 +6,7 @@
 #include "lockstep/kernels/cross_entropy_operands.h"
 #include "lockstep/kernels/dropout_operands.h"
 #include "lockstep/kernels/fingerprint.h"
+#include "lockstep/kernels/fp8.h"
 #include "lockstep/kernels/fp8_tensors.h"
 #include "lockstep/kernels/grouped_mm.h"
 #include "lockstep/kernels/layer_kernels.h"
@@ -163,10 +164,37 @@ void cross_entropy_gradient_lagging(const kernels::CrossEntropyTensors& t) {
 }
 
 void to_fp8_lagging(const kernels::Fp8Tensors& t) {
+  constexpr uintptr_t kWord = 16;  // CUDA's kernel reads words of so many bytes
+  TORCH_CHECK(reinterpret_cast<uintptr_t>(t.x.const_data_ptr()) % kWord == 0,
+              "lagging device: misaligned address (in to_fp8)");
   const kernels::Fp8Tensors views = {host_view(t.x), host_view(t.scale), host_view(t.largest),
                                      host_view(t.values), host_view(t.transposed)};
   enqueue(launch_stream({t.x, t.scale, t.largest, t.values, t.transposed}), "to_fp8",
           [views] { kernels::to_fp8_by_operators(views); });
+}
+
+/// Refuses what at::_scaled_mm refuses on CUDA.
+at::Tensor scaled_mm_lagging(const kernels::Fp8Matrix& a, const kernels::Fp8Matrix& b,
+                             const std::optional<at::Tensor>& bias, at::ScalarType dtype,
+                             bool fast_sums) {
+  TORCH_CHECK(!bias || dtype != at::kFloat,
+              "Bias is not supported when out_dtype is set to Float32");
+  TORCH_CHECK(a.inverse_scales.numel() == 1 || dtype == at::kBFloat16,
+              "Only bf16 high precision output types are supported for row-wise scaling");
+  const at::Tensor product =
+      at::empty({a.values.size(0), b.values.size(0)}, a.values.options().dtype(dtype));
+  const auto view = [](const kernels::Fp8Matrix& matrix) {
+    return kernels::Fp8Matrix{host_view(matrix.values), host_view(matrix.inverse_scales)};
+  };
+  const at::Tensor added = bias.value_or(at::Tensor());
+  enqueue(launch_stream({a.values, a.inverse_scales, b.values, b.inverse_scales, added, product}),
+          "scaled_mm",
+          [a = view(a), b = view(b), added = host_view(added), product = host_view(product),
+           fast_sums] {
+            const auto bias = added.defined() ? std::optional(added) : std::nullopt;
+            product.copy_(kernels::scaled_mm(a, b, bias, product.scalar_type(), fast_sums));
+          });
+  return product;
 }
 
 void norm_lagging(const kernels::NormTensors& t) {
@@ -249,6 +277,7 @@ void register_lockstep_kernels() {
                                     .cross_entropy_gradient = &cross_entropy_gradient_lagging,
                                     .dropout = &dropout_lagging,
                                     .to_fp8 = &to_fp8_lagging,
+                                    .scaled_mm = &scaled_mm_lagging,
                                     .norm = &norm_lagging,
                                     .norm_gradient = &norm_gradient_lagging,
                                     .rotary = &rotary_lagging,

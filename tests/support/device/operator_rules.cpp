@@ -18,9 +18,10 @@ struct Gap {
 bool is_bf16(at::ScalarType dtype) { return dtype == at::kBFloat16; }
 bool is_integer(at::ScalarType dtype) { return at::isIntegralType(dtype, /*includeBool=*/true); }
 
+constexpr std::string_view kUnscale = "aten::_amp_foreach_non_finite_check_and_unscale_";
+
 constexpr std::array<Gap, 8> kGaps = {{
-    {"aten::_amp_foreach_non_finite_check_and_unscale_",
-     "_amp_foreach_non_finite_check_and_unscale_cuda", &is_bf16},
+    {kUnscale, "_amp_foreach_non_finite_check_and_unscale_cuda", &is_bf16},
     {"aten::mm", "addmm_cuda", &is_integer},
     {"aten::addmm", "addmm_cuda", &is_integer},
     {"aten::bmm", "baddbmm_cuda", &is_integer},
@@ -58,6 +59,17 @@ std::optional<at::ScalarType> first_dtype(const OperatorCall& call) {
   return dtype;
 }
 
+/// Its operands are on the device, numbers too, and its gradients have one dtype.
+void check_unscale(const OperatorCall& call) {
+  for (const c10::IValue& argument : call.arguments)
+    visit_tensors(argument, [](const at::Tensor& tensor) {
+      TORCH_CHECK(is_lagging(tensor), "inv_scale must be a CUDA tensor.");
+    });
+  visit_tensors(call.arguments.front(), [&](const at::Tensor& grad) {
+    TORCH_CHECK(grad.scalar_type() == first_dtype(call), "scaled_grads must have one dtype");
+  });
+}
+
 bool has_mask_index(const OperatorCall& call) {
   bool found = false;
   for (const c10::IValue& argument : call.arguments)
@@ -90,6 +102,7 @@ bool writes(const c10::Argument& argument) {
 }  // namespace
 
 void refuse_what_cuda_lacks(const OperatorCall& call) {
+  if (call.name() == kUnscale) check_unscale(call);
   const auto dtype = first_dtype(call);
   for (const Gap& gap : kGaps)
     TORCH_CHECK_NOT_IMPLEMENTED(call.name() != gap.op || !dtype || !gap.lacks(*dtype), "\"",

@@ -6,7 +6,8 @@
 
 namespace lockstep::testing {
 
-/// Throws NotImplementedError where CUDA's kernel lacks the dtype.
+/// Throws NotImplementedError where CUDA's kernel lacks the dtype, and c10::Error where it refuses
+/// operands that the CPU's accepts.
 void refuse_what_cuda_lacks(const OperatorCall& call);
 
 /// Whether the host has to wait for values: results that are not tensors, data-dependent shapes,
