@@ -13,9 +13,10 @@ namespace {
 at::Tensor empty_sparse(const at::Tensor& like) {
   std::vector<int64_t> values = like.sizes().vec();
   values[0] = 0;
-  return at::sparse_coo_tensor(at::empty({1, 0}, at::kLong),
-                               at::empty(values, like.options().requires_grad(false)), like.sizes())
-      .coalesce();
+  const at::TensorOptions options = like.options().requires_grad(false);
+  return at::sparse_coo_tensor(at::empty({1, 0}, options.dtype(at::kLong)),
+                               at::empty(values, options), like.sizes(),
+                               options.layout(at::kSparse), /*is_coalesced=*/true);
 }
 
 }  // namespace

@@ -107,8 +107,8 @@ void BucketGroup::free_lent() {
 }
 
 void BucketGroup::launch() {
-  const Reduction reduction(reduction_.op, reduction_.factor.numerator,
-                            reduction_.factor.denominator);
+  Reduction reduction(reduction_.op, reduction_.factor.numerator, reduction_.factor.denominator);
+  reduction.consumes_input = true;
   lent_ = true;
   for (const Bucket& bucket : buckets_) {
     if (!reduces_shards(bucket))

@@ -34,8 +34,8 @@ void check_reduction(const Call& call, const Reduction& reduction, const at::Ten
              "found an average of {}, allowed: floating-point tensors", at::toString(dtype));
   call.check(!example.is_cpu() || reducible_on_cpu(dtype), "found {}, allowed on the CPU: {}",
              at::toString(dtype), kReducibleTypes);
-  call.check(!reduction.scales() ||
-                 (is_sum(reduction.op) && at::isFloatingType(dtype) && reduction.denominator != 0),
+  call.check(reduction.denominator != 0 &&
+                 (!reduction.scales() || (is_sum(reduction.op) && at::isFloatingType(dtype))),
              "found the factor {}/{} with {} of {}, allowed: 1, or a floating-point sum or average",
              reduction.numerator, reduction.denominator, to_string(reduction.op),
              at::toString(dtype));

@@ -38,7 +38,8 @@ Work all_reduce(const ProcessGroup& group, const at::Tensor& tensor, const Reduc
                 std::string_view label);
 
 /// Combines `input` [size * n elements] over the ranks; the rank at position i gets part i of the
-/// result in `output` [n elements], which may be that part of `input`.
+/// result in `output` [n elements], which may be that part of `input`. Everything else in `input`
+/// keeps its values, unless the reduction consumes it (see Reduction).
 Work reduce_scatter(const ProcessGroup& group, const at::Tensor& output, const at::Tensor& input,
                     const Reduction& reduction, std::string_view label);
 

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/text_digest.h"
 #include "lockstep/parallel_state/rank_message.h"
 
 namespace lockstep {
@@ -15,8 +16,9 @@ using std::chrono::steady_clock;
 constexpr milliseconds kLookAgain{20};
 constexpr char kHasEnded[] = "has ended";
 
+/// The names of large groups would be too long for a key.
 std::string ledger_key(const std::string& name, int64_t rank) {
-  return fmt::format("ledger/{}/{}", name, rank);
+  return fmt::format("ledger/{:016x}/{}", text_digest(name), rank);
 }
 
 std::string rank_key(int64_t rank) { return fmt::format("doing/{}", rank); }

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/process_mark.h"
 #include "lockstep/parallel_state/rank_message.h"
@@ -95,9 +93,10 @@ FailureBoard::FailureBoard(const c10::intrusive_ptr<c10d::Store>& store, int64_t
       last_answer_(Clock::now().time_since_epoch().count()) {
   if (!store) return;
   store_ = store->clone();
-  store_->setTimeout(kAnswerTime);
-  if (const auto prefixed = c10::dynamic_intrusive_pointer_cast<c10d::PrefixStore>(store_))
-    client_ = dynamic_cast<StoreClient*>(prefixed->getUnderlyingNonPrefixStore().get());
+  const auto below = store_below(store_);
+  // Some stores in this process are their own clones: those keep the timeout that their owner set.
+  if (below != store_below(store)) store_->setTimeout(kAnswerTime);
+  client_ = dynamic_cast<StoreClient*>(below.get());
   lookout_ = std::thread([this] { look_out(); });
 }
 

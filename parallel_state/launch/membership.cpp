@@ -12,6 +12,7 @@
 #include "lockstep/parallel_state/failure_board.h"
 #include "lockstep/parallel_state/gathering.h"
 #include "lockstep/parallel_state/network.h"
+#include "lockstep/parallel_state/store_client.h"
 
 namespace lockstep {
 namespace {
@@ -83,9 +84,9 @@ std::string first_difference(const std::vector<AnnouncedField>& first,
 
 Membership::Membership(c10::intrusive_ptr<c10d::Store> store, MembershipSpec spec,
                        Clock::time_point deadline)
-    : whole_(std::move(store)),
-      root_(c10::make_intrusive<c10d::PrefixStore>("lockstep/" + spec.run_id, whole_)),
-      spec_(std::move(spec)),
+    : spec_(std::move(spec)),
+      whole_(std::move(store)),
+      root_(c10::make_intrusive<c10d::PrefixStore>("lockstep/" + spec_.run_id, whole_)),
       deadline_(deadline),
       token_(unique_token()) {
   claim();
@@ -94,7 +95,8 @@ Membership::Membership(c10::intrusive_ptr<c10d::Store> store, MembershipSpec spe
 Membership::~Membership() {
   if (claimed_.empty()) return;
   try {
-    root_->setTimeout(kAnswerTime);
+    // Other stores may be the caller's; their answers here do not depend on the timeout.
+    if (dynamic_cast<StoreClient*>(whole_.get())) whole_->setTimeout(kAnswerTime);
     take_process_back(*keys_, spec_.rank);
     root_->compareSet(claim_key(spec_.rank), claimed_,
                       fmt::format("{} {}", generation_, kGivenBack));

@@ -26,6 +26,9 @@ struct MembershipSpec {
   std::vector<AnnouncedField> fields;  ///< must be the same on all ranks
   std::chrono::milliseconds timeout{};
   bool serves_store = false;  ///< the store ends with this process
+  /// What may own the server of the store: lives as long as the membership. Clients of the store
+  /// may live longer.
+  std::shared_ptr<void> server = {};
   /// Called repeatedly: returns why not all ranks will come. May be empty.
   std::function<std::optional<std::string>()> obstacle = {};
   /// The secret that the ranks prove to each other when they meet; null: none.
@@ -81,10 +84,10 @@ class Membership {
   void obey(const std::string& verdict);
   void wait_for_check_outs();
 
+  MembershipSpec spec_;  ///< destroyed last, with the server
   c10::intrusive_ptr<c10d::Store> whole_;
   c10::intrusive_ptr<c10d::Store> root_;
   c10::intrusive_ptr<c10d::Store> keys_;
-  MembershipSpec spec_;
   Clock::time_point deadline_;
   std::string token_;
   std::string claimed_;  ///< value of the claim; empty until it is held

@@ -28,8 +28,7 @@ using SecretPtr = std::shared_ptr<const Secret>;
 
 constexpr char kRunId[] = "lockstep run id";
 
-StorePtr client_of(const LaunchEnvironment& environment, milliseconds timeout, SecretPtr secret,
-                   std::shared_ptr<void> served = {}) {
+StorePtr client_of(const LaunchEnvironment& environment, milliseconds timeout, SecretPtr secret) {
   const bool of_launcher = environment.agent_serves_store;
   StoreAddress address = {
       .host = environment.store_address(),
@@ -39,7 +38,7 @@ StorePtr client_of(const LaunchEnvironment& environment, milliseconds timeout, S
       .secret = std::move(secret)};
   address.server = of_launcher ? "the launcher's store at " + address.server
                                : "rank 0, which serves the store at " + address.server + ",";
-  return c10::make_intrusive<StoreClient>(std::move(address), timeout, std::move(served));
+  return c10::make_intrusive<StoreClient>(std::move(address), timeout);
 }
 
 /// " (Slurm)". Empty if RANK and WORLD_SIZE are set: without an agent's store nothing shows whether
@@ -91,13 +90,14 @@ std::shared_ptr<void> closed_store(const LaunchEnvironment& environment, SecretP
           }};
 }
 
-StorePtr serve(const LaunchEnvironment& environment, const MembershipSpec& spec) {
+/// Starts the server, which goes to spec.server.
+StorePtr serve(const LaunchEnvironment& environment, MembershipSpec& spec) {
   try {
     const int bound = bound_socket(environment.store_address(), environment.master_port,
                                    !environment.single_host());
-    const StorePtr store = client_of(environment, spec.timeout, spec.secret,
-                                     spec.secret ? closed_store(environment, spec.secret, bound)
-                                                 : open_store(environment, spec.timeout, bound));
+    spec.server = spec.secret ? closed_store(environment, spec.secret, bound)
+                              : open_store(environment, spec.timeout, bound);
+    const StorePtr store = client_of(environment, spec.timeout, spec.secret);
     store->set(kRunId, environment.run_id);
     return store;
   } catch (const CommunicationError& error) {
@@ -211,6 +211,12 @@ std::unique_ptr<Membership> join_run(const LaunchEnvironment& environment, Membe
   } catch (const c10::Error& error) {
     fail_to_use_store(environment, error);
   }
+}
+
+std::unique_ptr<Membership> join_run(const StorePtr& store, MembershipSpec spec) {
+  const Clock::time_point deadline = Clock::now() + spec.timeout;
+  spec.server = std::make_shared<StorePtr>(store);
+  return std::make_unique<Membership>(store->clone(), std::move(spec), deadline);
 }
 
 }  // namespace lockstep

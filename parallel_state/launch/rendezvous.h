@@ -21,4 +21,9 @@ namespace lockstep {
 /// another run (names both run ids); a secret that is not rank 0's. ConfigError: no usable secret.
 std::unique_ptr<Membership> join_run(const LaunchEnvironment& environment, MembershipSpec spec);
 
+/// The same in `store`, through a clone. A server that `store` owns lives as long as the
+/// membership, even if others keep the clone.
+std::unique_ptr<Membership> join_run(const c10::intrusive_ptr<c10d::Store>& store,
+                                     MembershipSpec spec);
+
 }  // namespace lockstep

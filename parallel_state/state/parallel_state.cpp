@@ -329,9 +329,7 @@ ParallelState::ParallelState(const c10::intrusive_ptr<c10d::Store>& store, int64
   check_options(options, rank);
   require<ConfigError>(world == 1 || store, "a world of {} ranks needs a store", world);
   std::unique_ptr<Membership> membership;
-  if (world > 1)
-    membership = std::make_unique<Membership>(store, membership_spec(options, rank),
-                                              Membership::Clock::now() + options.timeout);
+  if (world > 1) membership = join_run(store, membership_spec(options, rank));
   impl_ = std::make_shared<Impl>(std::move(membership), rank, std::move(options));
 }
 

@@ -110,6 +110,7 @@ class ParallelState {
 
   /// Rank `rank` of options.sizes.world_size ranks that share `store`, such as threads of one
   /// process over a c10d::HashStore (see prepare_rank_threads). `store` may be null for one rank.
+  /// The rank keeps it until it checks out; what an aborted NCCL backend keeps is a clone.
   ParallelState(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
                 ParallelStateOptions options);
 

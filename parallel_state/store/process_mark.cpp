@@ -3,8 +3,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <fstream>
-#include <optional>
 #include <sstream>
 
 #include "lockstep/core/check.h"
@@ -14,22 +14,25 @@ namespace lockstep {
 namespace {
 
 struct ProcessState {
-  char state = 'X';
+  char state = 0;     ///< as in /proc, 'X' if there is no such process, 0 if that is not known
   std::string start;  ///< in clock ticks since boot
 };
 
-/// What /proc says about a process; nothing if it does not exist.
-std::optional<ProcessState> read_process(const std::string& id) {
-  std::string line;
-  if (!std::getline(std::ifstream("/proc/" + id + "/stat"), line)) return std::nullopt;
-  const size_t end_of_name = line.rfind(')');
-  if (end_of_name == std::string::npos) return std::nullopt;
-  std::istringstream words(line.substr(end_of_name + 1));
+/// What /proc says about a process. The name in it may hold anything, line ends and brackets too.
+ProcessState read_process(const std::string& id) {
+  errno = 0;
+  std::ifstream file("/proc/" + id + "/stat");
+  std::string text;
+  if (!std::getline(file, text, '\0'))
+    return {.state = errno == ENOENT || errno == ESRCH ? 'X' : '\0', .start = ""};
+  const size_t end_of_name = text.rfind(')');
+  if (end_of_name == std::string::npos) return {};
+  std::istringstream words(text.substr(end_of_name + 1));
   ProcessState process;
   words >> process.state;
   constexpr int kBetween = 18;  // fields between the state and the start
   for (int i = 0; i <= kBetween; ++i) words >> process.start;
-  return words ? std::optional(process) : std::nullopt;
+  return words ? process : ProcessState();
 }
 
 /// The state as in /proc, 'X' if the process has ended; 0 if nothing is known.
@@ -38,8 +41,9 @@ char state_of(const std::string& mark) {
   std::string host, id, start;
   if (!(words >> host >> id >> start) || host != fmt::format("{:016x}", process_namespace()))
     return 0;
-  const auto process = read_process(id);
-  return process && process->start == start ? process->state : 'X';
+  const ProcessState process = read_process(id);
+  const bool other = process.state != 0 && process.start != start;  // which was given its id
+  return other ? 'X' : process.state;
 }
 
 }  // namespace
@@ -54,9 +58,9 @@ uint64_t process_namespace() {
 
 std::string process_mark() {
   const std::string id = std::to_string(::getpid());
-  const auto process = read_process(id);
+  const std::string start = read_process(id).start;
   const uint64_t host = process_namespace();
-  return process && host != 0 ? fmt::format("{:016x} {} {}", host, id, process->start) : "";
+  return !start.empty() && host != 0 ? fmt::format("{:016x} {} {}", host, id, start) : "";
 }
 
 bool process_has_ended(const std::string& mark) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <thread>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStoreBackend.hpp>
 
 #include "lockstep/core/check.h"
@@ -83,8 +84,8 @@ class StoreClient::Request {
   std::string text_;
 };
 
-StoreClient::StoreClient(StoreAddress address, milliseconds timeout, std::shared_ptr<void> served)
-    : Store(timeout), address_(std::move(address)), served_(std::move(served)) {}
+StoreClient::StoreClient(StoreAddress address, milliseconds timeout)
+    : Store(timeout), address_(std::move(address)) {}
 
 c10::intrusive_ptr<c10d::Store> StoreClient::clone() {
   return c10::make_intrusive<StoreClient>(address_, getTimeout());
@@ -180,6 +181,11 @@ void StoreClient::multiSet(const Keys& keys, const std::vector<Bytes>& values) {
   request.value(uint64_t{keys.size()});
   for (size_t i = 0; i < keys.size(); ++i) request.key(keys[i]).bytes(values[i]);
   ask(request, [](auto&, auto) {});
+}
+
+c10::intrusive_ptr<c10d::Store> store_below(const c10::intrusive_ptr<c10d::Store>& store) {
+  const auto prefixed = c10::dynamic_intrusive_pointer_cast<c10d::PrefixStore>(store);
+  return prefixed ? prefixed->getUnderlyingNonPrefixStore() : store;
 }
 
 }  // namespace lockstep

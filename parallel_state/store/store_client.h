@@ -28,9 +28,8 @@ struct StoreAddress {
 /// for 5.0 s". A client whose request got no answer reconnects for the next one.
 class StoreClient : public c10d::Store {
  public:
-  /// Connects at the first request. `served`: the server, if it is to live as long as this client.
-  StoreClient(StoreAddress address, std::chrono::milliseconds timeout,
-              std::shared_ptr<void> served = {});
+  /// Connects at the first request.
+  StoreClient(StoreAddress address, std::chrono::milliseconds timeout);
 
   /// A client with its own connection.
   c10::intrusive_ptr<c10d::Store> clone() override;
@@ -66,9 +65,11 @@ class StoreClient : public c10d::Store {
   void enter(Connection::Deadline deadline);
 
   StoreAddress address_;
-  std::shared_ptr<void> served_;
   std::mutex mutex_;  ///< one request at a time
   Connection connection_;
 };
+
+/// The store below all prefixes of `store`.
+c10::intrusive_ptr<c10d::Store> store_below(const c10::intrusive_ptr<c10d::Store>& store);
 
 }  // namespace lockstep

@@ -1,12 +1,18 @@
 #include "lockstep/parallel_state/communicator.h"
 
+#include <vector>
+
 namespace lockstep {
 namespace {
 
 /// On destruction, NCCL's backend joins its watchdog, which sleeps for a while once it has seen a
 /// failure. So an aborted backend stays until the process ends.
 void keep(const c10::intrusive_ptr<c10d::Backend>& backend) {
-  if (backend->getBackendName() == "nccl") new c10::intrusive_ptr<c10d::Backend>(backend);
+  if (backend->getBackendName() != "nccl") return;
+  static std::mutex mutex;
+  static auto& kept = *new std::vector<c10::intrusive_ptr<c10d::Backend>>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  kept.push_back(backend);
 }
 
 }  // namespace

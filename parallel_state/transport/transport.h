@@ -67,8 +67,7 @@ bool reducible_on_cpu(at::ScalarType dtype);
 inline constexpr char kReducibleTypes[] =
     "Float, Double, BFloat16, Half, Char, Short, Int, Long, Byte";
 
-/// Multiplies by the factor of `reduction` in place and rounds once: narrow types are scaled in
-/// fp32.
+/// Multiplies by the factor of `reduction` in place, rounded as Reduction says.
 void scale_terms(at::Tensor terms, const Reduction& reduction);
 
 /// Bytes of a row of dimension 0.

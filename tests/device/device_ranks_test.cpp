@@ -1,16 +1,23 @@
 #include "lockstep/tests/support/device/device_ranks.h"
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <latch>
 #include <stdexcept>
+#include <thread>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "lockstep/core/error.h"
+#include "lockstep/parallel_state/backends.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/communicator.h"
 #include "lockstep/parallel_state/process_group_state.h"
 #include "lockstep/tests/support/device/device_streams.h"
+#include "lockstep/tests/support/launch.h"
 #include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep::testing {
@@ -120,6 +127,79 @@ TEST(DeviceRanks, RanksThatShareADeviceDoNotWaitForEachOthersStreams) {
                      EXPECT_TRUE(at::equal(x.cpu(), at::full({8}, 6 * 4 * 4, at::kFloat)));
                    },
                    {.ranks_per_device = 2});
+}
+
+/// With NCCL's name: once it was aborted it stays until the process ends, as its store does.
+class BackendThatStays : public c10d::Backend {
+ public:
+  explicit BackendThatStays(const BackendSpec& spec)
+      : Backend(spec.rank, static_cast<int>(spec.ranks.size())), store_(spec.store) {
+    store_->set(std::to_string(spec.rank), "here");
+  }
+  const std::string getBackendName() const override { return "nccl"; }
+  void abort() override {}
+  void shutdown() override {}
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+ParallelState rank_with_backend_that_stays(int rank, int port, bool own_store) {
+  ParallelStateOptions options;
+  options.sizes.world_size = 2;
+  options.device = lagging_device(rank);
+  options.device_backend_factory = [](const BackendSpec& spec, c10::Device /*device*/) {
+    return c10::make_intrusive<BackendThatStays>(spec);
+  };
+  if (!own_store) return {environment_of(rank, 2, port), options};
+  c10d::TCPStoreOptions server;
+  server.port = static_cast<uint16_t>(port);
+  server.isServer = rank == 0;
+  return {c10::make_intrusive<c10d::TCPStore>("127.0.0.1", server), rank, options};
+}
+
+TEST(DeviceRanks, AnAbortedBackendKeepsNoServerOfTheStoreAlive) {
+  use_lagging_device();
+  for (const bool own_store : {false, true}) {
+    const int port = free_port();
+    std::latch connected(2), left(2);
+    const auto be_rank = [&](int rank) {
+      {
+        const ParallelState state = rank_with_backend_that_stays(rank, port, own_store);
+        const ProcessGroup world = state.world();
+        connected.arrive_and_wait();
+        state.post_failure("out of cheese");
+      }
+      left.arrive_and_wait();
+    };
+    std::thread other(be_rank, 1);
+    be_rank(0);
+    other.join();
+    const int socket = bound_socket("127.0.0.1", port, false);
+    EXPECT_EQ(::listen(socket, 1), 0) << own_store;
+    ::close(socket);
+  }
+}
+
+TEST(DeviceRanks, AReduceScatterWithAFactorLeavesItsInputAlone) {
+  run_device_ranks(2, [](const ParallelState& state) {
+    const at::Tensor mine = at::arange(6, at::kFloat) + state.rank();
+    const at::Tensor sum = (2 * at::arange(6, at::kFloat) + 1).narrow(0, 3 * state.rank(), 3) / 2;
+    Reduction halves(ReduceOp::sum, 1, 2);
+    for (const bool consumes : {false, true}) {
+      halves.consumes_input = consumes;
+      const at::Tensor input = mine.to(state.device()), output = on_device(state, 3, 0);
+      reduce_scatter(state.world(), output, input, halves, "apart").wait();
+      EXPECT_TRUE(at::equal(output.cpu(), sum));
+      if (!consumes) {
+        EXPECT_TRUE(at::equal(input.cpu(), mine));
+      }
+      const at::Tensor whole = mine.to(state.device());
+      const at::Tensor own = whole.narrow(0, 3 * state.rank(), 3);
+      reduce_scatter(state.world(), own, whole, halves, "in place").wait();
+      EXPECT_TRUE(at::equal(own.cpu(), sum));
+    }
+  });
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/power_sgd_hook.h"
+#include "lockstep/distributed/reducer_bucket.h"
 #include "lockstep/distributed/sparse_all_reduce.h"
 #include "lockstep/tests/distributed/reducer_nets.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -130,6 +131,19 @@ TEST(SparseGradients, AreRefusedWhereTheyCannotBe) {
                [&] { return at::embedding(third[0].tensor, rows, -1, false, true).sum(); });
       },
       "row 1, which is not in the sparse metadata"));
+}
+
+TEST(SparseGradients, OfAnUnusedParameterAreOnItsDevice) {
+  const auto meta = named({at::ones({4, 2}, at::kMeta)});
+  const ReducerBucket::Settings settings{.group = replicas(ParallelState::single_process())};
+  ReducerBucket bucket(meta, /*sparse=*/true, settings, 0, true);
+  bucket.take_zeros();
+  bucket.give(0, true);
+  const at::Tensor grad = meta[0].tensor.grad();
+  EXPECT_TRUE(grad.is_coalesced());
+  EXPECT_TRUE(grad.indices().is_meta());
+  EXPECT_TRUE(grad.values().is_meta());
+  EXPECT_EQ(grad.sizes(), meta[0].tensor.sizes());
 }
 
 TEST(SparseGradients, UnusedOnSomeRanks) {

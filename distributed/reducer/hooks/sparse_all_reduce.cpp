@@ -44,33 +44,41 @@ at::Tensor sum_of_entries(const ProcessGroup& group, const at::Tensor& tensor,
       .coalesce();
 }
 
+/// Where the rows `found` are among `rows`, both on the host.
+at::Tensor places_of(const at::Tensor& found, const at::Tensor& rows, const std::string& label) {
+  at::Tensor places = at::searchsorted(rows, found);
+  const auto row = found.accessor<int64_t, 1>(), place = places.accessor<int64_t, 1>(),
+             known = rows.accessor<int64_t, 1>();
+  for (int64_t i = 0; i < found.numel(); ++i)
+    require<UsageError>(place[i] < rows.numel() && known[place[i]] == row[i],
+                        "{}: the gradient has row {}, which is not in the sparse metadata", label,
+                        row[i]);
+  return places;
+}
+
 std::function<at::Tensor()> start_over_rows(const ProcessGroup& group, const at::Tensor& tensor,
                                             const at::Tensor& rows, int64_t divisor,
                                             const std::string& label) {
   require<UsageError>(tensor.sparse_dim() == 1 && rows.dim() == 1,
                       "{}: found {} sparse dimensions and rows of {} dimensions, allowed: 1 each",
                       label, tensor.sparse_dim(), rows.dim());
-  const at::Tensor found = tensor.indices()[0];
-  const at::Tensor places = at::searchsorted(rows, found);
-  for (int64_t i = 0; i < found.numel(); ++i) {
-    const int64_t place = places[i].item<int64_t>(), row = found[i].item<int64_t>();
-    require<UsageError>(place < rows.numel() && rows[place].item<int64_t>() == row,
-                        "{}: the gradient has row {}, which is not in the sparse metadata", label,
-                        row);
-  }
+  const at::Tensor on_host = rows.cpu().contiguous();
+  const at::Tensor places = places_of(tensor.indices()[0].cpu(), on_host, label);
+  const at::Device device = tensor.device();
   std::vector<int64_t> shape = tensor.values().sizes().vec();
   shape[0] = rows.numel();
   const at::Tensor values = at::zeros(shape, tensor.values().options());
-  values.index_add_(0, places, tensor.values());
+  values.index_add_(0, places.to(device), tensor.values());
   // The digest keeps ranks with other rows from joining this sum.
-  const at::Tensor flat = rows.contiguous();
-  const std::string_view bytes(static_cast<const char*>(flat.const_data_ptr()), flat.nbytes());
+  const std::string_view bytes(static_cast<const char*>(on_host.const_data_ptr()),
+                               on_host.nbytes());
   Work work = all_reduce(
       group, values, {ReduceOp::sum, 1, divisor},
       fmt::format("{}, {} rows with digest {:x}", label, rows.numel(), text_digest(bytes)));
   return [=]() mutable {
     work.wait();
-    return at::sparse_coo_tensor(rows.unsqueeze(0), values, tensor.sizes()).coalesce();
+    return at::sparse_coo_tensor(on_host.to(device).unsqueeze(0), values, tensor.sizes())
+        .coalesce();
   };
 }
 

@@ -17,8 +17,8 @@ namespace lockstep {
 ///
 /// Gathers the number of entries of each rank, then indices and values padded to the largest: bytes
 /// in proportion to the rows that were used. With `rows` (sorted, distinct, the same on all ranks,
-/// covering every rank's rows) it is one dense all-reduce of [rows, ...] instead. UsageError: a row
-/// that is not among `rows`; `rows` with more than one sparse dimension.
+/// covering every rank's rows; on any device) it is one dense all-reduce of [rows, ...] instead.
+/// UsageError: a row that is not among `rows`; `rows` with more than one sparse dimension.
 std::function<at::Tensor()> start_sparse_all_reduce(const ProcessGroup& group,
                                                     const at::Tensor& tensor,
                                                     const at::Tensor& rows, int64_t divisor,

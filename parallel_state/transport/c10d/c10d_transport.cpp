@@ -23,11 +23,17 @@ c10d::ReduceOp to_c10d(ReduceOp op) {
   }
 }
 
-/// The reduction's operation for c10d, once the inputs are scaled. NCCL's own scaled sum is not
-/// used: libtorch 2.11 gives it a bf16 factor in the wrong format (pytorch issue 190745).
-c10d::ReduceOp scaled(const std::vector<at::Tensor>& inputs, const Reduction& reduction) {
-  for (const at::Tensor& input : inputs) scale_terms(input, reduction);
-  return to_c10d(reduction.op);
+/// The terms of a reduction, scaled in place. NCCL's own scaled sum is not used: libtorch 2.11
+/// gives it a bf16 factor in the wrong format (pytorch issue 190745).
+Transport::Tensors scaled(Transport::Tensors terms, const Reduction& reduction) {
+  for (const at::Tensor& term : terms) scale_terms(term, reduction);
+  return terms;
+}
+
+Transport::Tensors copies_of(const Transport::Tensors& tensors) {
+  Transport::Tensors copies;
+  for (const at::Tensor& tensor : tensors) copies.push_back(tensor.detach().clone());
+  return copies;
 }
 
 int tag_of(const at::Tensor& tensor, uint64_t identity) {
@@ -57,9 +63,10 @@ Transport::Parts C10dTransport::start_all(size_t count, StartOne start_one) {
 Transport::Parts C10dTransport::all_reduce(const Tensors& tensors, const Reduction& reduction,
                                            uint64_t /*identity*/) {
   c10d::AllreduceOptions options;
-  options.reduceOp = scaled(tensors, reduction);
+  options.reduceOp = to_c10d(reduction.op);
+  const Tensors terms = scaled(tensors, reduction);
   return start_all(tensors.size(), [&](size_t i) {
-    Tensors one = {tensors[i]};
+    Tensors one = {terms[i]};
     return group_->allreduce(one, options);
   });
 }
@@ -67,9 +74,11 @@ Transport::Parts C10dTransport::all_reduce(const Tensors& tensors, const Reducti
 Transport::Parts C10dTransport::reduce_scatter(const Tensors& outputs, const Tensors& inputs,
                                                const Reduction& reduction, uint64_t /*identity*/) {
   c10d::ReduceScatterOptions options;
-  options.reduceOp = scaled(inputs, reduction);
+  options.reduceOp = to_c10d(reduction.op);
+  const bool in_place = reduction.consumes_input || !reduction.scales();
+  const Tensors terms = scaled(in_place ? inputs : copies_of(inputs), reduction);
   return start_all(inputs.size(), [&](size_t i) {
-    at::Tensor to = outputs[i].view(-1), from = inputs[i].view(-1);
+    at::Tensor to = outputs[i].view(-1), from = terms[i].view(-1);
     return group_->_reduce_scatter_base(to, from, options);
   });
 }

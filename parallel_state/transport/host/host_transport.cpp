@@ -42,8 +42,10 @@ HostReduction HostTransport::host_reduction(const Reduction& reduction) const {
   host.op = reduction.op == ReduceOp::max   ? HostReduceOp::max
             : reduction.op == ReduceOp::min ? HostReduceOp::min
                                             : HostReduceOp::sum;
-  host.multiplier = static_cast<double>(reduction.numerator);
-  host.divisor = static_cast<double>(reduction.denominator);
+  if (reduction.scales()) {
+    host.multiplier = static_cast<double>(reduction.numerator);
+    host.divisor = static_cast<double>(reduction.denominator);
+  }
   if (reduction.op == ReduceOp::average)
     host.result_divisor = static_cast<double>(group().getSize());
   return host;
