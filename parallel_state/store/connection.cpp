@@ -39,7 +39,7 @@ bool Connection::open(const std::string& host, int port, Deadline deadline) {
   const auto left =
       std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
   int error = 0;
-  const int connected = connected_socket(found_at_.empty() ? host : found_at_, port,
+  const int connected = connected_socket({found_at_.empty() ? host : found_at_}, port,
                                          std::max(left, milliseconds(1)), &error);
   if (connected < 0) fail_step(error);
   // A request may follow one without an answer, whose acknowledgement it must not wait for.

@@ -9,9 +9,9 @@
 
 namespace lockstep {
 
-/// A TCP connection on which every step ends by a deadline, whatever happened to the other side.
-/// Only one thread at a time may call send(), receive() and close(); any thread may call state()
-/// and interrupt().
+/// A TCP connection on which every step ends by a deadline, whatever happened to the other side and
+/// however many addresses its name has. (Only looking up a name may take longer.) Only one thread
+/// at a time may call send(), receive() and close(); any thread may call state() and interrupt().
 class Connection {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
@@ -36,7 +36,7 @@ class Connection {
   Connection& operator=(const Connection&) = delete;
 
   /// Connects unless already connected; returns whether it did. An ended connection stays ended. A
-  /// host name is looked up once.
+  /// host name is looked up once, and the address that answered is used from then on.
   bool open(const std::string& host, int port, Deadline deadline);
   void send(const std::string& bytes, Deadline deadline);
   void receive(void* to, size_t bytes, Deadline deadline);
@@ -58,7 +58,7 @@ class Connection {
   bool ended_ = false;
   bool broken_ = false;  ///< by the network, not by the other side
   bool interrupted_ = false;
-  std::string found_at_;  ///< the address that the name resolved to
+  std::string found_at_;  ///< the address that answered
 };
 
 }  // namespace lockstep

@@ -1,13 +1,16 @@
 #include "lockstep/parallel_state/network.h"
 
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -19,16 +22,23 @@
 namespace lockstep {
 namespace {
 
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
 constexpr size_t kLongestName = 256;
 
-/// "10.0.0.1"; empty if it is no internet address.
-std::string numeric(const sockaddr* address) {
+/// "10.0.0.1", "fe80::1%eth0"; empty if it is no internet address.
+std::string numeric_with_scope(const sockaddr* address) {
   if (!address || (address->sa_family != AF_INET && address->sa_family != AF_INET6)) return "";
   const socklen_t size = address->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
   char text[kLongestName];
   if (getnameinfo(address, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) return "";
-  const std::string with_scope = text;
-  return with_scope.substr(0, with_scope.find('%'));
+  return text;
+}
+
+std::string numeric(const sockaddr* address) {
+  const std::string text = numeric_with_scope(address);
+  return text.substr(0, text.find('%'));
 }
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
@@ -57,13 +67,17 @@ bool is_loopback(const sockaddr* address) {
 /// A file descriptor that closes itself.
 class Socket {
  public:
-  explicit Socket(const addrinfo& address)
-      : descriptor_(::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, 0)) {}
+  explicit Socket(int descriptor) : descriptor_(descriptor) {}
+  explicit Socket(const addrinfo& address, int flags = 0)
+      : Socket(::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC | flags, 0)) {}
   ~Socket() {
     if (descriptor_ >= 0) ::close(descriptor_);
   }
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
+  Socket(Socket&& other) noexcept : descriptor_(other.release()) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
+    return *this;
+  }
 
   int get() const { return descriptor_; }
   int release() { return std::exchange(descriptor_, -1); }
@@ -81,27 +95,110 @@ std::string answer_to(int socket, const std::string& request, size_t bytes) {
   return received;
 }
 
-/// After `patience`, connecting, sending and receiving fail with EINPROGRESS or EAGAIN.
-void limit_steps(const Socket& socket, std::chrono::milliseconds patience) {
+/// After `patience`, sending and receiving fail with EAGAIN.
+void limit_steps(const Socket& socket, milliseconds patience) {
+  patience = std::max(patience, milliseconds(1));  // 0 would mean no limit
   const timeval limit = {.tv_sec = patience.count() / 1000,
                          .tv_usec = patience.count() % 1000 * 1000};
   ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
   ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
 }
 
+milliseconds time_until(Clock::time_point when) {
+  const auto left = std::chrono::ceil<milliseconds>(when - Clock::now());
+  return std::clamp(left, milliseconds(0), milliseconds(INT_MAX));
+}
+
+/// The sockets that are connecting at the same time.
+class ConnectionRace {
+ public:
+  void start(const addrinfo& address) {
+    Socket socket(address, SOCK_NONBLOCK);
+    if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0 || errno == EINPROGRESS)
+      sockets_.push_back(std::move(socket));
+    else
+      error_ = errno;
+  }
+
+  /// The first that connects by `until`; -1 if all fail or none does.
+  int wait(Clock::time_point until) {
+    while (!sockets_.empty()) {
+      std::vector<pollfd> polls;
+      for (const Socket& socket : sockets_)
+        polls.push_back({.fd = socket.get(), .events = POLLOUT, .revents = 0});
+      const int ready =
+          ::poll(polls.data(), polls.size(), static_cast<int>(time_until(until).count()));
+      if (ready == 0) return -1;
+      std::vector<Socket> others;
+      for (size_t i = 0; i < polls.size(); ++i) {
+        Socket& socket = sockets_[i];
+        if (ready < 0 || polls[i].revents == 0)
+          others.push_back(std::move(socket));
+        else if (has_connected(socket))
+          return socket.release();
+      }
+      sockets_ = std::move(others);
+    }
+    return -1;
+  }
+
+  /// Why no socket has connected.
+  int error() const { return sockets_.empty() ? error_ : ETIMEDOUT; }
+
+ private:
+  bool has_connected(const Socket& socket) {
+    int error = 0;
+    socklen_t size = sizeof error;
+    ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+    if (error != 0) error_ = error;
+    return error == 0;
+  }
+
+  std::vector<Socket> sockets_;
+  int error_ = EHOSTUNREACH;
+};
+
+using AddressList = std::vector<const addrinfo*>;
+
+void append(AddressList& list, const Addresses& addresses) {
+  for (const addrinfo* at = addresses.get(); at; at = at->ai_next) list.push_back(at);
+}
+
+/// Each address is tried a moment after the one before it, which goes on: one that drops packets
+/// holds up no other.
+Socket first_connected(const AddressList& addresses, Clock::time_point deadline, int* error) {
+  constexpr Clock::duration kHeadStart = milliseconds(250);
+  ConnectionRace race;
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    race.start(*addresses[i]);
+    const auto now = Clock::now();
+    const auto share = (deadline - now) / static_cast<int64_t>(addresses.size() - i);
+    const bool is_last = i + 1 == addresses.size();
+    const int socket = race.wait(is_last ? deadline : now + std::min(share, kHeadStart));
+    if (socket < 0) continue;
+    ::fcntl(socket, F_SETFL, ::fcntl(socket, F_GETFL) & ~O_NONBLOCK);
+    return Socket(socket);
+  }
+  *error = race.error();
+  return Socket(-1);
+}
+
 /// Empty if one of the addresses gives the answer; otherwise the reason.
-std::string ask(const addrinfo* addresses, const std::string& request, const std::string& answer,
-                std::chrono::milliseconds patience,
+std::string ask(const AddressList& addresses, const std::string& request, const std::string& answer,
+                Clock::time_point deadline,
                 const std::function<void(const std::string&)>& other_answer) {
   std::string reason = "it has no address";
-  for (const addrinfo* at = addresses; at; at = at->ai_next) {
-    const Socket socket(*at);
-    limit_steps(socket, patience);
-    if (::connect(socket.get(), at->ai_addr, at->ai_addrlen) != 0) {
-      reason = std::strerror(errno);
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    const auto now = Clock::now();
+    const auto until = now + (deadline - now) / static_cast<int64_t>(addresses.size() - i);
+    int error = 0;
+    const Socket socket = first_connected({addresses[i]}, until, &error);
+    if (socket.get() < 0) {
+      reason = std::strerror(error);
     } else if (request.empty()) {
       return "";
     } else {
+      limit_steps(socket, time_until(until));
       const std::string received = answer_to(socket.get(), request, answer.size());
       if (received == answer) return "";
       if (other_answer) other_answer(received);
@@ -161,42 +258,40 @@ int bound_socket(const std::string& host, int port, bool for_other_hosts) {
   fail<CommunicationError>("{}:{} cannot be listened at: {}", host, port, reason);
 }
 
-int connected_socket(const std::string& host, int port, std::chrono::milliseconds patience,
+int connected_socket(const std::vector<std::string>& hosts, int port, milliseconds patience,
                      int* error) {
-  *error = EHOSTUNREACH;
-  const Addresses addresses = resolve(host, port);
-  for (const addrinfo* at = addresses.get(); at; at = at->ai_next) {
-    Socket socket(*at);
-    limit_steps(socket, patience);
-    if (::connect(socket.get(), at->ai_addr, at->ai_addrlen) == 0) return socket.release();
-    *error = errno;
-  }
-  return -1;
+  std::vector<Addresses> resolved;
+  AddressList addresses;
+  for (const std::string& host : hosts)
+    append(addresses, resolved.emplace_back(resolve(host, port)));
+  Socket socket = first_connected(addresses, Clock::now() + patience, error);
+  if (socket.get() >= 0) limit_steps(socket, patience);
+  return socket.release();
 }
 
 std::string peer_address(int socket) {
   sockaddr_storage address = {};
   socklen_t size = sizeof address;
   auto* const plain = reinterpret_cast<sockaddr*>(&address);
-  return ::getpeername(socket, plain, &size) == 0 ? numeric(plain) : "";
+  return ::getpeername(socket, plain, &size) == 0 ? numeric_with_scope(plain) : "";
 }
 
 std::string wait_for_answer(const std::string& host, int port, const std::string& request,
-                            const std::string& answer,
-                            std::chrono::steady_clock::time_point deadline,
+                            const std::string& answer, Clock::time_point deadline,
                             const std::function<bool()>& give_up,
                             const std::function<void(const std::string&)>& other_answer) {
-  using std::chrono::milliseconds;
   constexpr milliseconds kPause{20}, kLeast{10}, kMost{2000};
   for (;;) {
-    const auto left =
-        std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
     std::string reason;
-    const Addresses addresses = resolve(host, port, &reason);
-    if (addresses)
-      reason = ask(addresses.get(), request, answer, std::clamp(left, kLeast, kMost), other_answer);
-    if (reason.empty() || std::chrono::steady_clock::now() >= deadline || (give_up && give_up()))
-      return reason;
+    const Addresses resolved = resolve(host, port, &reason);
+    if (resolved) {
+      AddressList addresses;
+      append(addresses, resolved);
+      const auto now = Clock::now();
+      const auto until = std::clamp(deadline, now + kLeast, now + kMost);
+      reason = ask(addresses, request, answer, until, other_answer);
+    }
+    if (reason.empty() || Clock::now() >= deadline || (give_up && give_up())) return reason;
     std::this_thread::sleep_for(kPause);
   }
 }

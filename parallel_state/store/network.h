@@ -36,18 +36,22 @@ std::string process_name();
 /// or not an address of this host.
 int bound_socket(const std::string& host, int port, bool for_other_hosts);
 
-/// A connection to host:port; -1, and an errno in `error`, if there is none after `patience`. The
-/// caller owns it.
-int connected_socket(const std::string& host, int port, std::chrono::milliseconds patience,
-                     int* error);
+/// A connection to a port of one of the hosts; -1, and an errno in `error`, if there is none after
+/// `patience`. The caller owns it. All addresses of the hosts are tried, in their order: the next
+/// one as soon as those before it have failed, or after 250 ms at most. The first that connects is
+/// taken. Only looking up a name may take longer than `patience`. The error is ETIMEDOUT if an
+/// address has not answered, otherwise that of the last one that failed.
+int connected_socket(const std::vector<std::string>& hosts, int port,
+                     std::chrono::milliseconds patience, int* error);
 
-/// The address of the other end of a connection.
+/// The address of the other end of a connection, "10.0.0.1" or, with the scope that a link-local
+/// address needs, "fe80::1%eth0".
 std::string peer_address(int socket);
 
 /// Waits until a server at host:port answers `request` with exactly `answer`; if both are empty,
 /// until one listens there. Returns nothing then, or why that did not happen before `deadline` or
 /// before `give_up`, which is called repeatedly, said to stop. `other_answer` is called with any
-/// other answer.
+/// other answer. All addresses of the host are asked in turn, which share up to 2 s.
 std::string wait_for_answer(const std::string& host, int port, const std::string& request,
                             const std::string& answer,
                             std::chrono::steady_clock::time_point deadline,

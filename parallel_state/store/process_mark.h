@@ -16,7 +16,7 @@ uint64_t process_namespace();
 std::string process_mark();
 
 /// Whether the process with that mark is known to have ended. False for a process of another host,
-/// or for an empty mark.
+/// for an empty mark, and if the system does not say (for example without a free descriptor).
 bool process_has_ended(const std::string& mark);
 
 /// Whether the process with that mark is known to be stopped by a signal.

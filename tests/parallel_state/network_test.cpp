@@ -1,0 +1,109 @@
+// Connecting to names with several addresses, of which some may not answer.
+
+#include "lockstep/parallel_state/network.h"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "lockstep/tests/support/launch.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using testing::free_port;
+
+/// An address at which connections are waiting that nobody accepts.
+class Listening {
+ public:
+  Listening(const std::string& address, int port, int backlog)
+      : socket_(bound_socket(address, port, /*for_other_hosts=*/false)) {
+    ::listen(socket_, backlog);
+  }
+  ~Listening() { ::close(socket_); }
+  Listening(const Listening&) = delete;
+  Listening& operator=(const Listening&) = delete;
+
+  int port() const {
+    sockaddr_in6 address = {};
+    socklen_t size = sizeof address;
+    ::getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &size);
+    return ntohs(address.sin6_port);
+  }
+
+ private:
+  int socket_;
+};
+
+/// The error of connecting; 0 if it worked.
+int connect_to(const std::vector<std::string>& hosts, int port, milliseconds patience) {
+  int error = 0;
+  const int socket = connected_socket(hosts, port, patience, &error);
+  if (socket < 0) return error;
+  ::close(socket);
+  return 0;
+}
+
+/// 127.0.0.2 drops the packets of those who connect to it, because its queue is full.
+class AnAddressThatDropsPackets : public ::testing::Test {
+ protected:
+  AnAddressThatDropsPackets() {
+    while (connect_to({"127.0.0.2"}, port_, milliseconds(100)) == 0) {
+    }
+  }
+
+  const int port_ = free_port();
+  const Listening silent_{"127.0.0.2", port_, 0};
+};
+
+TEST_F(AnAddressThatDropsPackets, DoesNotHoldUpTheNextOne) {
+  const Listening server("127.0.0.1", port_, 16);
+  for (const int patience : {400, 2000, 60'000}) {
+    const auto start = steady_clock::now();
+    EXPECT_EQ(connect_to({"127.0.0.2", "127.0.0.1"}, port_, milliseconds(patience)), 0);
+    EXPECT_LT(steady_clock::now() - start, milliseconds(std::min(patience, 1500)));
+  }
+}
+
+TEST_F(AnAddressThatDropsPackets, IsGivenUpAfterThePatience) {
+  for (const std::vector<std::string>& hosts :
+       {std::vector<std::string>{"127.0.0.2"}, {"127.0.0.2", "127.0.0.1"}}) {
+    const auto start = steady_clock::now();
+    EXPECT_EQ(connect_to(hosts, port_, milliseconds(300)), ETIMEDOUT);
+    EXPECT_GE(steady_clock::now() - start, milliseconds(300));
+    EXPECT_LT(steady_clock::now() - start, milliseconds(1500));
+  }
+  EXPECT_EQ(connect_to({"127.0.0.1"}, port_, milliseconds(60'000)), ECONNREFUSED);
+  EXPECT_EQ(connect_to({}, port_, milliseconds(60'000)), EHOSTUNREACH);
+}
+
+TEST_F(AnAddressThatDropsPackets, IsAskedNoLongerThanItsDeadline) {
+  const auto start = steady_clock::now();
+  EXPECT_NE(
+      wait_for_answer("127.0.0.2", port_, "a question", "an answer", start + milliseconds(300)),
+      "");
+  EXPECT_LT(steady_clock::now() - start, milliseconds(1500));
+}
+
+TEST(PeerAddress, KeepsTheScopeOfALinkLocalAddress) {
+  for (const NetworkAddress& own : network_addresses()) {
+    if (!own.address.starts_with("fe80:")) continue;
+    const std::string scoped = own.address + "%" + own.interface;
+    const Listening server(scoped, 0, 16);
+    int error = 0;
+    const int socket = connected_socket({scoped}, server.port(), milliseconds(10'000), &error);
+    ASSERT_GE(socket, 0) << error;
+    EXPECT_EQ(peer_address(socket), scoped);
+    ::close(socket);
+    return;
+  }
+  GTEST_SKIP() << "no interface has a link-local address";
+}
+
+}  // namespace
+}  // namespace lockstep
