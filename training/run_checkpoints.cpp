@@ -7,6 +7,7 @@
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/checkpoint/copy_loader.h"
+#include "lockstep/checkpoint/shared_checkpoint.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/parallel_state/collectives.h"
@@ -14,17 +15,10 @@
 namespace lockstep {
 namespace {
 
-constexpr std::string_view kFound = "found ";
-constexpr const char* kRemoved = "removed";
-constexpr const char* kAsBefore = "as before";
-
 /// The checkpoint that `folder` means, as rank 0 finds it; empty if it holds none.
 std::string agree_on_checkpoint(const std::string& folder, const ParallelState& state) {
-  std::string mine;
-  if (state.rank() == 0 && has_checkpoint(folder))
-    mine = std::string(kFound) + find_checkpoint(folder);
-  const std::string word = all_gather_texts(state.world(), mine, "checkpoint to load").front();
-  return word.starts_with(kFound) ? word.substr(kFound.size()) : "";
+  const auto find = [&] { return has_checkpoint(folder) ? find_checkpoint(folder) : ""; };
+  return as_rank_0_finds(state, find, "checkpoint to load");
 }
 
 /// The newest complete checkpoint that a job has saved; empty if there is none. One that cannot be
@@ -49,14 +43,11 @@ std::string newest_after_restart(const std::string& folder, const JobStart& star
 std::unique_ptr<FolderLock> lock_folder(const std::string& folder, const std::string& given_as,
                                         const ParallelState& state) {
   std::unique_ptr<FolderLock> lock;
-  std::string failure;
-  try {
-    if (state.rank() == 0) lock = std::make_unique<FolderLock>(folder, given_as);
-  } catch (const FileError& error) {
-    failure = error.what();
-  }
-  failure = all_gather_texts(state.world(), failure, "checkpoint lock").front();
-  require<FileError>(failure.empty(), "{}", failure);
+  const auto take = [&] {
+    lock = std::make_unique<FolderLock>(folder, given_as);
+    return "";
+  };
+  as_rank_0_finds(state, take, "checkpoint lock");
   return lock;
 }
 
@@ -128,30 +119,6 @@ void remove_what_earlier_runs_left(const std::string& folder) {
     remove_leftovers(folder);
   } catch (const FileError&) {
   }
-}
-
-/// " rank 1 found none;", " ranks 1, 2 found none;"
-std::string found_by(const std::vector<size_t>& ranks, const char* what) {
-  if (ranks.empty()) return "";
-  return fmt::format(" rank{} {} found {};", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
-                     what);
-}
-
-/// All ranks throw if rank 0 has seen a checkpoint, others have not, and all of them still see what
-/// they have `seen`: then another try would not help. Collective.
-void check_same_for_all(const std::string& path, const std::vector<std::string>& seen,
-                        bool as_before, const ParallelState& state) {
-  const auto all = all_gather_texts(state.world(), as_before ? kAsBefore : "", "checkpoint again");
-  if (seen.front() == kRemoved ||
-      std::count(all.begin(), all.end(), kAsBefore) < state.world_size())
-    return;
-  std::vector<size_t> none, another;
-  for (size_t rank = 0; rank < seen.size(); ++rank)
-    if (seen[rank] != seen.front()) (seen[rank] == kRemoved ? none : another).push_back(rank);
-  fail<FileError>(
-      "checkpoint '{}': rank 0 found it;{}{} allowed: a path under which all ranks see the same "
-      "checkpoint",
-      path, found_by(none, "none"), found_by(another, "another one"));
 }
 
 }  // namespace
@@ -258,33 +225,18 @@ std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
 }
 
 bool RunCheckpoints::load_from(const std::string& path, Trainer& trainer, bool finetune) {
-  std::optional<CheckpointReader> checkpoint;
-  const auto all_can = [&](const auto& action) {
-    std::string status = kRemoved;
-    try {
-      action();
-      status = fmt::format("{:08x}", checkpoint->checksum());
-    } catch (const FileError&) {
-      if (checkpoint ? checkpoint->is_unchanged() : is_checkpoint(path)) throw;
-    }
-    const auto all = all_gather_texts(state_.world(), status, "checkpoint that is read");
-    if (status != kRemoved && std::count(all.begin(), all.end(), status) == state_.world_size())
-      return true;
-    check_same_for_all(path, all, checkpoint ? checkpoint->is_unchanged() : !is_checkpoint(path),
-                       state_);
-    return false;
-  };
+  SharedCheckpoint checkpoint(path, state_);
   bool weights_only = finetune;
-  const bool opened = all_can([&] {
-    checkpoint.emplace(path);
-    const bool starts_adapters = trainer.starts_adapters(*checkpoint);
-    if (!finetune) check_same_model(*checkpoint, trainer.config(), starts_adapters);
+  const bool opened = checkpoint.read([&](CheckpointReader& reader) {
+    const bool starts_adapters = trainer.starts_adapters(reader);
+    if (!finetune) check_same_model(reader, trainer.config(), starts_adapters);
     weights_only = finetune || starts_adapters;
   });
   if (!opened) return false;
-  check_no_weight_left(*checkpoint, trainer.state(/*with_optimizer=*/false), state_);
-  if (!all_can([&] { trainer.read(*checkpoint, weights_only); })) return false;
-  trainer.go_on_from(*checkpoint, weights_only);
+  check_no_weight_left(checkpoint.reader(), trainer.state(/*with_optimizer=*/false), state_);
+  if (!checkpoint.read([&](CheckpointReader& reader) { trainer.read(reader, weights_only); }))
+    return false;
+  trainer.go_on_from(checkpoint.reader(), weights_only);
   loaded_whole_ = !weights_only;
   return true;
 }

@@ -122,8 +122,8 @@ void Trainer::go_on_from(const CheckpointReader& checkpoint, bool weights_only) 
   OptimizerProgress progress = optimizer_->progress();
   progress.num_steps = manifest.optimizer_steps;
   if (manifest.scaler && scale_adapts_itself(config_))
-    progress.scaler = {manifest.scaler->scale, manifest.scaler->growth_tracker,
-                       manifest.scaler->hysteresis_tracker};
+    progress.scaler = GradScalerState{manifest.scaler->scale, manifest.scaler->growth_tracker,
+                                      manifest.scaler->hysteresis_tracker};
   optimizer_->restore(progress);
   iteration_ = manifest.iteration;
   consumed_samples_ = manifest.consumed_samples;

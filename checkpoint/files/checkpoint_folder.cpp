@@ -85,6 +85,14 @@ int make_file(const std::string& path) {
   return ::unlink(path.c_str()) == 0 ? make() : -1;
 }
 
+void check_replaceable(const std::string& path) {
+  require<FileError>(
+      kind_of_file(path, /*follow_links=*/false) == FileKind::none || is_checkpoint(path),
+      "checkpoint '{}': found something without a {} in its place, allowed: a complete checkpoint, "
+      "which the save replaces, or nothing; give it another name, or remove it",
+      path, kManifestName);
+}
+
 std::vector<std::string> sorted_names(const std::string& folder) {
   std::vector<std::string> names = names_in_folder(folder);
   std::sort(names.begin(), names.end());
@@ -188,6 +196,7 @@ PartialCheckpoint::PartialCheckpoint(std::string folder, int64_t iteration)
 
 std::string PartialCheckpoint::begin() const {
   try {
+    check_replaceable(final_);
     fs::create_directories(folder_);
     const std::string problems = clean_up_steps(folder_);
     fs::remove_all(partial_);

@@ -24,7 +24,8 @@
 ///
 /// Anything that ends in .partial is removed by the next save, and at the start of the next run
 /// that may save there. A folder step_N/ without a manifest is left alone: it is not known whether
-/// a run or a person created it, or whether its manifest was lost. Needs no libtorch.
+/// a run or a person created it, or whether its manifest was lost. No save that is interrupted
+/// leaves one; a save of that step fails as long as it is there. Needs no libtorch.
 namespace lockstep {
 
 /// "step_12"
@@ -66,7 +67,7 @@ class PartialCheckpoint {
 
   /// Creates the empty folder that it is written in, after removing what interrupted saves and
   /// removals left. Returns what cannot be removed and why; empty if there is nothing. FileError
-  /// names what failed.
+  /// names what failed, or what is at path() and is no complete checkpoint.
   std::string begin() const;
   /// Writes the manifest, which completes the checkpoint and replaces an earlier one of the same
   /// iteration. FileError: it is not complete. Then removes all checkpoints except the newest

@@ -34,10 +34,12 @@ paths::path kept_in(const std::string& folder) {
   return paths::weakly_canonical(paths::absolute(folder)) / kKeptFolder;
 }
 
-void make_folder(const paths::path& folder) {
+/// Returns whether it was not there.
+bool make_folder(const paths::path& folder) {
   std::error_code failure;
-  paths::create_directories(folder, failure);
+  const bool is_new = paths::create_directories(folder, failure);
   require<FileError>(!failure, "'{}' cannot be made: {}", folder.string(), failure.message());
+  return is_new;
 }
 
 /// A tokenizer format, as data.tokenizer names it.
@@ -125,23 +127,51 @@ void copy_companions(const std::string& in, const std::string& copies) {
   }
 }
 
-void keep_companions(const std::string& copies, const std::string& folder) {
-  const paths::path kept = kept_in(folder);
-  make_folder(kept);
-  for (const char* const name : kCompanions) {
-    const paths::path copy = paths::path(copies) / name;
-    std::error_code failure;
-    if (has_file(copy))
-      paths::rename(copy, kept / name, failure);
-    else
-      paths::remove(kept / name, failure);
-    require<FileError>(!failure, "'{}' cannot be replaced: {}", (kept / name).string(),
-                       failure.message());
-  }
-  sync_folder(kept);
+KeptCompanions::KeptCompanions(const std::string& copies, const std::string& folder)
+    : copies_(copies),
+      kept_(kept_in(folder)),
+      earlier_(kept_.parent_path() / "step_0.companions.partial") {}
+
+KeptCompanions::~KeptCompanions() { put_back(); }
+
+void KeptCompanions::put_in_place() {
+  make_folder(earlier_);
+  made_folder_ = make_folder(kept_);
+  for (const char* const name : kCompanions) replace(name);
+  sync_folder(kept_);
   std::error_code failure;
-  paths::remove(copies, failure);
-  require<FileError>(!failure, "'{}' cannot be removed: {}", copies, failure.message());
+  paths::remove(copies_, failure);
+  require<FileError>(!failure, "'{}' cannot be removed: {}", copies_.string(), failure.message());
+}
+
+void KeptCompanions::replace(const std::string& name) {
+  const auto move = [&](const paths::path& from, const paths::path& to) {
+    std::error_code failure;
+    if (kind_of_file(from, /*follow_links=*/false) != FileKind::none)
+      paths::rename(from, to, failure);
+    require<FileError>(!failure, "'{}' cannot be replaced: {}", (kept_ / name).string(),
+                       failure.message());
+  };
+  move(kept_ / name, earlier_ / name);
+  replaced_.push_back(name);
+  move(copies_ / name, kept_ / name);
+}
+
+void KeptCompanions::put_back() noexcept {
+  std::error_code ignored;
+  for (const std::string& name : replaced_) {
+    paths::remove(kept_ / name, ignored);
+    paths::rename(earlier_ / name, kept_ / name, ignored);
+  }
+  if (made_folder_) paths::remove(kept_, ignored);
+  paths::remove(earlier_, ignored);
+}
+
+void KeptCompanions::keep() {
+  replaced_.clear();
+  made_folder_ = false;
+  std::error_code ignored;  // then the next save removes it
+  paths::remove_all(earlier_, ignored);
 }
 
 std::set<int64_t> ends_of_text(const Config& config, const Tokenizer& tokenizer) {

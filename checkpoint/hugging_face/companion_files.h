@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <string>
@@ -20,7 +21,7 @@ struct KeptTokenizer {
   std::string note;  ///< why it is `byte` although `in` has a tokenizer; empty otherwise
 };
 
-/// The tokenizer of a model in `in`, after keep_companions() has copied its files: the first that
+/// The tokenizer of a model in `in`, after KeptCompanions has taken its files: the first that
 /// can be used of tokenizer.json, tokenizer.model and, if `is_gpt2`, vocab.json with merges.txt; or
 /// `byte`. FileError if it cannot be determined what is there.
 KeptTokenizer choose_tokenizer(const std::string& in, const std::string& folder, bool is_gpt2);
@@ -28,9 +29,30 @@ KeptTokenizer choose_tokenizer(const std::string& in, const std::string& folder,
 /// Copies the companions of `in` to `copies`, a new folder. FileError.
 void copy_companions(const std::string& in, const std::string& copies);
 
-/// Moves them from there to `folder`/hugging_face, on the same file system, where they take the
-/// place of those of an earlier import, and removes the folder `copies`. FileError.
-void keep_companions(const std::string& copies, const std::string& folder);
+/// Moves companions from the folder `copies` to `folder`/hugging_face, on the same file system,
+/// where they take the place of those of an earlier import. Unless keep() is called, those come
+/// back. If the process is killed before, they are in `folder`/step_0.companions.partial, until the
+/// next save there.
+class KeptCompanions {
+ public:
+  /// Moves nothing yet.
+  KeptCompanions(const std::string& copies, const std::string& folder);
+  ~KeptCompanions();
+  KeptCompanions(const KeptCompanions&) = delete;
+  KeptCompanions& operator=(const KeptCompanions&) = delete;
+
+  /// Moves them, and removes the folder `copies`. FileError.
+  void put_in_place();
+  void keep();
+
+ private:
+  void replace(const std::string& name);
+  void put_back() noexcept;
+
+  std::filesystem::path copies_, kept_, earlier_;
+  bool made_folder_ = false;           ///< kept_ was not there
+  std::vector<std::string> replaced_;  ///< names; of these, earlier_ has what was there
+};
 
 struct Companions {
   std::map<std::string, std::string> files;  ///< path of the original, by name

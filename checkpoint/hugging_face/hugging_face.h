@@ -42,6 +42,8 @@ struct ImportedModel {
 /// tokenizer's files are copied to `folder`/hugging_face, and data.tokenizer names the first of
 /// them that can be used, or `byte` if there is none. FileError names what is missing, damaged or
 /// not possible, and a tensor that is not finite; an earlier import in `folder` is then as it was.
+/// A process that is killed while it replaces both may leave the earlier weights with the
+/// tokenizer's files of the new import.
 ImportedModel import_from_hugging_face(const std::string& in, const std::string& folder,
                                        const std::optional<int64_t>& seq_length = {});
 

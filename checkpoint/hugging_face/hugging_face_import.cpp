@@ -235,14 +235,16 @@ ImportedModel import_from_hugging_face(const std::string& in, const std::string&
   config.data.tokenizer = tokenizer.name;
   NewFolder made(folder);
   WeightsWriter writer(folder, config, weights);
-  const std::string companions = writer.temporary("companions");
-  copy_companions(from.folder, companions);
+  const std::string copies = writer.temporary("companions");
+  copy_companions(from.folder, copies);
+  KeptCompanions companions(copies, folder);
   auto next = weights.begin();
   from_hugging_face(longest.model, FolderTensors(tensors, /*meta=*/false), file,
                     [&](const std::string& /*name*/, const at::Tensor& tensor) {
                       writer.write(bytes_of(imported_values(tensor, *next++)));
                     });
-  const std::string checkpoint = writer.commit([&] { keep_companions(companions, folder); });
+  const std::string checkpoint = writer.commit([&] { companions.put_in_place(); });
+  companions.keep();
   made.keep();
   return {checkpoint, tokenizer.note};
 }

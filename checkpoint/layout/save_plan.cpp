@@ -6,11 +6,15 @@
 #include <map>
 #include <numeric>
 #include <sstream>
+#include <string_view>
+#include <utility>
 
 #include "lockstep/core/check.h"
 
 namespace lockstep {
 namespace {
+
+constexpr char kOnOneStage = '!';  ///< in a text, in place of the space
 
 /// The elements of a block that a unit holds.
 struct UnitRange {
@@ -106,17 +110,44 @@ std::vector<SaveUnit> merge_units(const std::vector<std::vector<HeldUnit>>& held
   return list;
 }
 
+void check_stages(const std::vector<std::vector<HeldUnit>>& held,
+                  const std::vector<int64_t>& stages) {
+  std::map<std::string_view, std::pair<size_t, bool>> seen;  // rank and on_one_stage
+  for (size_t rank = 0; rank < held.size(); ++rank)
+    for (const HeldUnit& unit : held[rank]) {
+      const auto [first, is_new] = seen.try_emplace(unit.key, rank, unit.on_one_stage);
+      const auto [other, on_one_stage] = first->second;
+      if (is_new || !(unit.on_one_stage || on_one_stage)) continue;
+      require<UsageError>(other != rank,
+                          "checkpoint: tensor '{}': found twice on rank {}, allowed: once; two "
+                          "model chunks need names of their own for their parameters",
+                          unit.key, rank);
+      require<UsageError>(
+          stages[other] == stages[rank],
+          "checkpoint: tensor '{}': found on rank {} of pipeline stage {} and on rank {} of "
+          "pipeline stage {}, allowed: one stage; parameters of different stages need names of "
+          "their own, and copies of one parameter a description that says so "
+          "(ParamDescription::stages or ParamDescription::tie)",
+          unit.key, other, stages[other], rank, stages[rank]);
+    }
+}
+
 std::string format_held_units(const std::vector<HeldUnit>& units) {
   std::string text;
-  for (const HeldUnit& unit : units) text += fmt::format("{} {}\n", unit.bytes, unit.key);
+  for (const HeldUnit& unit : units)
+    text += fmt::format("{}{}{}\n", unit.bytes, unit.on_one_stage ? kOnOneStage : ' ', unit.key);
   return text;
 }
 
 std::vector<HeldUnit> parse_held_units(const std::string& text) {
   std::vector<HeldUnit> units;
   std::istringstream lines(text);
-  for (HeldUnit unit; lines >> unit.bytes && lines.get() == ' ' && std::getline(lines, unit.key);)
+  for (HeldUnit unit; lines >> unit.bytes;) {
+    const int separator = lines.get();
+    unit.on_one_stage = separator == kOnOneStage;
+    if ((separator != ' ' && !unit.on_one_stage) || !std::getline(lines, unit.key)) break;
     units.push_back(unit);
+  }
   require<FileError>(lines.eof(), "a rank's list of what it holds is damaged after {} entries",
                      units.size());
   return units;

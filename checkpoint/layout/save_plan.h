@@ -20,12 +20,20 @@ struct SaveUnit {
 /// Megatron Core's fully parallel save does it.
 std::vector<int64_t> assign_writers(const std::vector<SaveUnit>& units, int64_t world_size);
 
-/// The units of all ranks, from what each holds; `held[rank]` lists (key, bytes).
+/// What one rank holds.
 struct HeldUnit {
   std::string key;
   int64_t bytes = 0;
+  bool on_one_stage = false;  ///< no other pipeline stage has it
 };
+
+/// The units of all ranks, from what each holds; `held[rank]` lists them.
 std::vector<SaveUnit> merge_units(const std::vector<std::vector<HeldUnit>>& held);
+
+/// UsageError, naming the key and the ranks, if a unit that is on_one_stage is on another stage,
+/// too, or twice on one rank. `stages[rank]` is the pipeline stage of a rank.
+void check_stages(const std::vector<std::vector<HeldUnit>>& held,
+                  const std::vector<int64_t>& stages);
 
 /// The units without those that duplicate what others hold. Ranks that hold copies of a tensor may
 /// cut it into ranges at different places (keys that end in "#first:last", see shard_entry_name());

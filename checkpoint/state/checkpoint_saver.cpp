@@ -75,6 +75,7 @@ struct CheckpointSaver::Job {
   std::vector<ShardContent> contents = {};
   std::vector<ManifestTensor> tensors = {};  ///< as contents, without pieces
   std::atomic<bool> abandoned = false;
+  std::atomic<bool> failed = false;     ///< other ranks may wait for this one until finish_first()
   std::shared_future<void> after = {};  ///< the end of the previous job, if that was under way
   std::promise<void> ended = {};
   std::future<std::string> outcome = {};  ///< kDone, or kNoted, kDiverged or kFailed and why
@@ -84,6 +85,7 @@ struct CheckpointSaver::Job {
       for (const Copy& copy : copies) std::memcpy(copy.to, copy.from, copy.bytes);
       copied.set_value();
       const std::string status = status_of_run();
+      failed = status.starts_with(kFailed) || status.starts_with(kDiverged);
       ended.set_value();
       return status;
     });
@@ -228,12 +230,17 @@ void CheckpointSaver::note_staged(Job& job, c10::Device device) {
 }
 
 std::unique_ptr<CheckpointSaver::Job> CheckpointSaver::make_job(
-    const std::vector<StateTensor>& tensors) {
+    const std::vector<StateTensor>& tensors, const TrainingProgress& progress,
+    const Config& config) {
   const at::NoGradGuard no_grad;
-  auto job = std::unique_ptr<Job>(new Job{.checkpoint = {options_.folder, 0},
-                                          .rank = state_.rank(),
-                                          .world_size = state_.world_size(),
-                                          .keep = options_.keep});
+  auto job =
+      std::unique_ptr<Job>(new Job{.checkpoint = {options_.folder, progress.iteration},
+                                   .rank = state_.rank(),
+                                   .world_size = state_.world_size(),
+                                   .keep = options_.keep,
+                                   .unproven = progress.skipped_steps > 0,
+                                   .whole = manifest_of(progress, config, state_, options_.job_id),
+                                   .config = print_config(config)});
   if (options_.async) job->staging = staging_for(tensors);
   for (const size_t i : mine_) {
     const StateTensor& tensor = tensors.at(i);
@@ -252,13 +259,12 @@ std::unique_ptr<CheckpointSaver::Job> CheckpointSaver::make_job(
   return job;
 }
 
-bool CheckpointSaver::any_rank_is_busy() const {
-  bool busy = false;
-  for (const std::string& status :
-       all_gather_texts(state_.world(), !jobs_.empty() && jobs_.back()->is_busy() ? kBusy : kDone,
-                        "checkpoint busy"))
-    busy = busy || status == kBusy;
-  return busy;
+bool CheckpointSaver::is_in_progress() const {
+  std::string status = !jobs_.empty() && jobs_.back()->is_busy() ? kBusy : kDone;
+  for (const auto& job : jobs_)
+    if (job->failed) status = kFailed;
+  const auto all = all_gather_texts(state_.world(), status, "checkpoint busy");
+  return first_of(kFailed, all).empty() && std::find(all.begin(), all.end(), kBusy) != all.end();
 }
 
 SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
@@ -267,19 +273,13 @@ SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
   SaveResult result;
   const bool may_be_second = may_skip && options_.async && !state_.device().is_cpu();
   may_skip = may_skip && options_.async && options_.when_busy == AsyncWhenBusy::skip;
-  if (may_skip && any_rank_is_busy()) return {};
+  if (may_skip && is_in_progress()) return {};
   make_room(may_be_second ? 2 : 1, progress.iteration, result);
   if (!planned_) mine_ = share_of_rank(tensors, state_);
   planned_ = true;
-  auto job = make_job(tensors);
-  job->checkpoint = PartialCheckpoint(options_.folder, progress.iteration);
-  job->whole = manifest_of(progress, config, state_, options_.job_id);
-  job->unproven = unproven || progress.skipped_steps > 0;
-  job->config = print_config(config);
-  if (jobs_.empty())
-    begin(*job, result);
-  else
-    job->after = jobs_.back()->ended.get_future().share();
+  auto job = begin(tensors, progress, config, result);
+  job->unproven = job->unproven || unproven;
+  if (!jobs_.empty()) job->after = jobs_.back()->ended.get_future().share();
   result.path = job->checkpoint.path();
   jobs_.push_back(std::move(job));
   jobs_.back()->start();
@@ -290,7 +290,7 @@ SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
 void CheckpointSaver::make_room(size_t most, int64_t iteration, SaveResult& result) {
   const std::string path = PartialCheckpoint(options_.folder, iteration).path();
   const auto wait = [&] {
-    return jobs_.size() >= most || jobs_.back()->checkpoint.path() == path || !any_rank_is_busy();
+    return jobs_.size() >= most || jobs_.back()->checkpoint.path() == path || !is_in_progress();
   };
   while (!jobs_.empty() && wait()) try {
       result.problem = join_problems({result.problem, finish_first()});
@@ -299,17 +299,25 @@ void CheckpointSaver::make_room(size_t most, int64_t iteration, SaveResult& resu
     }
 }
 
-void CheckpointSaver::begin(const Job& job, SaveResult& result) const {
+std::unique_ptr<CheckpointSaver::Job> CheckpointSaver::begin(
+    const std::vector<StateTensor>& tensors, const TrainingProgress& progress, const Config& config,
+    SaveResult& result) {
+  const bool makes_folder = state_.rank() == 0 && jobs_.empty();
   std::string status = kDone;
+  std::unique_ptr<Job> job;
   try {
-    if (state_.rank() == 0)
-      result.problem = join_problems({result.problem, job.checkpoint.begin()});
-  } catch (const FileError& error) {
+    job = make_job(tensors, progress, config);
+    if (makes_folder) result.problem = join_problems({result.problem, job->checkpoint.begin()});
+  } catch (const c10::Error& error) {
+    status = std::string(kFailed) + error.what_without_backtrace();
+  } catch (const std::exception& error) {
     status = std::string(kFailed) + error.what();
   }
   const std::string failure =
       first_of(kFailed, all_gather_texts(state_.world(), status, "checkpoint begin"));
+  if (!failure.empty() && makes_folder && job) job->checkpoint.discard();
   require<FileError>(failure.empty(), "{}", failure);
+  return job;
 }
 
 void CheckpointSaver::finish_copy() {

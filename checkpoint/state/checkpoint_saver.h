@@ -57,9 +57,12 @@ class CheckpointSaver {
   /// may be tried. The error is a DivergenceError if a weight is not finite. With `async` a failure
   /// is reported by the next save() or finish() after it is known. `may_skip`: options.when_busy
   /// decides what to do while the last save is in progress; for state on a device, to wait means to
-  /// wait for the save before the last. Without `may_skip` this save waits for all earlier ones.
+  /// wait for the save before the last. A save that has failed on any rank is in progress on none.
+  /// Without `may_skip` this save waits for all earlier ones.
   /// `unproven`: no loss has been computed with these weights yet, so the newest checkpoint before
   /// this one is kept, too.
+  /// UsageError on all ranks, by the first save: a tensor of a dtype that safetensors lacks, or one
+  /// that is StateTensor::on_one_stage and is found on two pipeline stages, or twice on a rank.
   SaveResult save(const std::vector<StateTensor>& tensors, const TrainingProgress& progress,
                   const Config& config, bool may_skip = false, bool unproven = false);
 
@@ -78,14 +81,19 @@ class CheckpointSaver {
   /// Waits until there are fewer than `most` jobs, none of them for `iteration`, and collects the
   /// results of those that have ended.
   void make_room(size_t most, int64_t iteration, SaveResult& result);
-  /// On rank 0 makes the folder of `job`. FileError on all ranks.
-  void begin(const Job& job, SaveResult& result) const;
-  std::unique_ptr<Job> make_job(const std::vector<StateTensor>& tensors);
+  /// A job, not yet started. On rank 0 makes its folder, unless it must wait for another job.
+  /// Collective; FileError on all ranks.
+  std::unique_ptr<Job> begin(const std::vector<StateTensor>& tensors,
+                             const TrainingProgress& progress, const Config& config,
+                             SaveResult& result);
+  std::unique_ptr<Job> make_job(const std::vector<StateTensor>& tensors,
+                                const TrainingProgress& progress, const Config& config);
   void stage(Job& job, const at::Tensor& values) const;
   void note_staged(Job& job, c10::Device device);
   /// Memory, not read by any job, for the copy of this rank's share; kept from save to save.
   at::Tensor staging_for(const std::vector<StateTensor>& tensors);
-  bool any_rank_is_busy() const;
+  /// Whether any rank still works on jobs_ and none has failed.
+  bool is_in_progress() const;
 
   ParallelState state_;
   CheckpointSaverOptions options_;

@@ -1,11 +1,16 @@
 #include "lockstep/checkpoint/saved_model.h"
 
+#include <optional>
+#include <utility>
+
 #include <ATen/ATen.h>
 
+#include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/checkpoint/checkpoint_reader.h"
 #include "lockstep/checkpoint/checkpoint_saver.h"
 #include "lockstep/checkpoint/folder_lock.h"
 #include "lockstep/checkpoint/moved_tokenizer.h"
+#include "lockstep/checkpoint/shared_checkpoint.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/planner/stage_shapes.h"
@@ -28,10 +33,15 @@ GPTStage stage_of_rank(const Config& config, const ParallelState& state) {
   return chunks_of_stage(config, state.group(GroupKind::pp).rank()).front().stage();
 }
 
-SavedModel read_model(CheckpointReader& checkpoint, const ParallelConfig* parallel,
-                      const ParallelState& state, c10::Device device) {
-  Config config = checkpoint.config();
-  config.data.tokenizer = find_moved_tokenizer(config.data.tokenizer, checkpoint.path());
+/// Nothing if the checkpoint was removed meanwhile.
+std::optional<SavedModel> read_model(SharedCheckpoint& checkpoint, const ParallelConfig* parallel,
+                                     const ParallelState& state, c10::Device device) {
+  Config config;
+  const bool opened = checkpoint.read([&](CheckpointReader& reader) {
+    config = reader.config();
+    config.data.tokenizer = find_moved_tokenizer(config.data.tokenizer, reader.path());
+  });
+  if (!opened) return std::nullopt;
   if (parallel != nullptr) config.parallel = *parallel;
   config.model.moe_expert_capacity_factor.reset();
   config.model.moe_pad_expert_input_to_capacity = false;
@@ -46,21 +56,21 @@ SavedModel read_model(CheckpointReader& checkpoint, const ParallelConfig* parall
                          : std::make_shared<GPTModel>(config.model, config.parallel, state,
                                                       stage_of_rank(config, state), options);
   const auto targets = model_state(*model, state);
-  load_state(checkpoint, targets);
-  check_no_weight_left(checkpoint, targets, state);
-  check_weights_are_finite(checkpoint.path(), targets, state);
+  check_no_weight_left(checkpoint.reader(), targets, state);
+  if (!checkpoint.read([&](CheckpointReader& reader) { load_state(reader, targets); }))
+    return std::nullopt;
+  check_weights_are_finite(checkpoint.reader().path(), targets, state);
   model->eval();
-  return {config, model, checkpoint.path()};
+  return SavedModel{config, model, checkpoint.reader().path()};
 }
 
 SavedModel load_newest(const std::string& folder, const ParallelConfig* parallel,
                        const ParallelState& state, c10::Device device) {
-  SavedModel saved;
-  with_newest_checkpoint(folder, [&](CheckpointReader& checkpoint) {
-    saved = read_model(checkpoint, parallel, state, device);
-    return true;
-  });
-  return saved;
+  const auto find = [&] { return find_checkpoint(folder); };
+  for (;;) {
+    SharedCheckpoint checkpoint(as_rank_0_finds(state, find, "checkpoint to load"), state);
+    if (auto saved = read_model(checkpoint, parallel, state, device)) return *std::move(saved);
+  }
 }
 
 }  // namespace

@@ -31,8 +31,10 @@ struct SavedModel {
 SavedModel load_model(const std::string& folder, c10::Device device);
 
 /// The part of the model that this rank has if the model is cut as `parallel` says, in one piece
-/// per stage. Collective over all ranks; their sizes must be those of `parallel`. ConfigError if
-/// the model cannot be cut in this way.
+/// per stage. Collective over all ranks; their sizes must be those of `parallel`. Rank 0 decides
+/// which checkpoint of its `folder` is the newest, and all ranks load that one: FileError on all of
+/// them if one cannot, or finds another checkpoint under that path. ConfigError if the model cannot
+/// be cut in this way.
 SavedModel load_model(const std::string& folder, const ParallelConfig& parallel,
                       const ParallelState& state);
 

@@ -3,26 +3,60 @@
 #include <sys/mman.h>
 
 #include <set>
+#include <string_view>
 
 #include <ATen/ATen.h>
 
 #include "lockstep/checkpoint/save_plan.h"
 #include "lockstep/checkpoint/shard_file.h"
+#include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
+namespace {
+
+constexpr std::string_view kNotSaved = "not saved: ";
+
+/// Why the tensors cannot be saved; empty if they can.
+std::string refusal_of(const std::vector<StateTensor>& tensors) {
+  for (const StateTensor& tensor : tensors) try {
+      safetensors_dtype(tensor.values.scalar_type());
+    } catch (const UsageError& error) {
+      return fmt::format("tensor '{}': {}", tensor_key(tensor.name, tensor.state), error.what());
+    }
+  return "";
+}
+
+/// What all ranks hold. UsageError on all of them if one has a refusal.
+std::vector<std::vector<HeldUnit>> gather_held(const std::vector<HeldUnit>& held,
+                                               const std::string& refusal,
+                                               const ParallelState& state) {
+  const std::string mine =
+      refusal.empty() ? format_held_units(held) : std::string(kNotSaved) + refusal;
+  std::vector<std::vector<HeldUnit>> of_ranks;
+  std::vector<int64_t> stages;
+  const RankGroups pipelines = state.grids().groups(GroupKind::pp);
+  for (const std::string& text : all_gather_texts(state.world(), mine, "checkpoint plan")) {
+    const auto rank = static_cast<int64_t>(of_ranks.size());
+    if (text.starts_with(kNotSaved))
+      fail<UsageError>("rank {}: {}", rank, text.substr(kNotSaved.size()));
+    of_ranks.push_back(parse_held_units(text));
+    stages.push_back(pipelines.position_of(rank).value_or(0));
+  }
+  check_stages(of_ranks, stages);
+  return of_ranks;
+}
+
+}  // namespace
 
 std::vector<size_t> share_of_rank(const std::vector<StateTensor>& tensors,
                                   const ParallelState& state) {
   std::vector<HeldUnit> held;
   for (const StateTensor& tensor : tensors)
     held.push_back({shard_entry_name(tensor_key(tensor.name, tensor.state), tensor.part),
-                    static_cast<int64_t>(tensor.values.nbytes())});
-  std::vector<std::vector<HeldUnit>> of_ranks;
-  for (const std::string& text :
-       all_gather_texts(state.world(), format_held_units(held), "checkpoint plan"))
-    of_ranks.push_back(parse_held_units(text));
+                    static_cast<int64_t>(tensor.values.nbytes()), tensor.on_one_stage});
+  const auto of_ranks = gather_held(held, refusal_of(tensors), state);
   const auto units = without_overlaps(merge_units(of_ranks));
   const auto writers = assign_writers(units, state.world_size());
   std::set<std::string> mine;
@@ -44,10 +78,10 @@ Manifest manifest_of(const TrainingProgress& progress, const Config& config,
   manifest.metrics_checksum = progress.metrics_checksum;
   manifest.spikes = progress.spikes;
   manifest.job_id = job_id;
-  const GradScalerState& scaler = progress.optimizer.scaler;
-  if (scale_adapts_itself(config))
+  const auto& scaler = progress.optimizer.scaler;
+  if (scaler && scale_adapts_itself(config))
     manifest.scaler =
-        ManifestScaler{scaler.scale, scaler.growth_tracker, scaler.hysteresis_tracker};
+        ManifestScaler{scaler->scale, scaler->growth_tracker, scaler->hysteresis_tracker};
   manifest.layout = {state.grids().sizes(), config.ddp.use_distributed_optimizer};
   return manifest;
 }

@@ -21,7 +21,7 @@ inline constexpr int64_t kShareAlignment = 64;
 
 /// Indices of the tensors that this rank saves: over all ranks each element is saved once, and the
 /// work is spread evenly over the ranks that hold it. Collective over the world: one
-/// all_gather_texts().
+/// all_gather_texts(). UsageError on all ranks, as CheckpointSaver::save().
 std::vector<size_t> share_of_rank(const std::vector<StateTensor>& tensors,
                                   const ParallelState& state);
 

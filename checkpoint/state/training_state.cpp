@@ -20,8 +20,9 @@ constexpr std::pair<at::ScalarType, const char*> kDtypes[] = {
     {at::kByte, "U8"},    {at::kBool, "BOOL"}};
 
 /// Adds `tensor` without its padding; adds nothing for an empty piece.
-void add(std::vector<StateTensor>& list, StateTensor tensor,
-         const std::optional<int64_t>& unpadded_rows) {
+void add(std::vector<StateTensor>& list, StateTensor tensor, const ParamDescription& description) {
+  const std::optional<int64_t>& unpadded_rows = description.unpadded_rows;
+  tensor.on_one_stage = !description.is_on_several_stages();
   TensorBox& box = tensor.part.box;
   if (box.numel() == 0 && !box.is_whole()) return;
   if (unpadded_rows && !box.shape.empty()) {
@@ -90,7 +91,10 @@ std::string find_not_finite(const std::vector<StateTensor>& tensors) {
 const char* safetensors_dtype(at::ScalarType dtype) {
   for (const auto& [type, name] : kDtypes)
     if (type == dtype) return name;
-  fail<UsageError>("safetensors: tensors of {} cannot be saved", at::toString(dtype));
+  std::string allowed;
+  for (const auto& [type, name] : kDtypes)
+    allowed += fmt::format("{}{}", allowed.empty() ? "" : ", ", at::toString(type));
+  fail<UsageError>("safetensors: found a tensor of {}, allowed: {}", at::toString(dtype), allowed);
 }
 
 at::ScalarType dtype_of_safetensors(const std::string& name) {
@@ -110,7 +114,7 @@ std::vector<StateTensor> model_state(const torch::nn::Module& model, const Paral
   for (const NamedParameter& param : parameters) {
     const TensorBox& box = blocks.at(param.name);
     add(list, {param.name, "", {box, {0, box.numel()}}, flat_view(param.name, param.tensor)},
-        param.description.unpadded_rows);
+        param.description);
   }
   for (const auto& buffer : model.named_buffers()) {
     const TensorBox box = whole_box(buffer.value().sizes().vec());
@@ -131,7 +135,7 @@ std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const Paral
     const TensorBox& box = blocks.at(slice.parameter);
     for (const auto& [name, tensor] : slice.values)
       add(list, {slice.parameter, name, {box, {slice.range.start, slice.range.end}}, tensor},
-          slice.description.unpadded_rows);
+          slice.description);
   }
   return list;
 }
@@ -157,7 +161,7 @@ std::vector<StateTensor> whole_gradients(const std::vector<DistributedDataParall
            "gradient",
            {box, {0, box.numel()}},
            flat_view(param.name, buffer->grad_view(i))},
-          param.description.unpadded_rows);
+          param.description);
     }
   return list;
 }
@@ -185,7 +189,7 @@ std::vector<StateTensor> kept_weights(const std::vector<DistributedDataParallel*
                buffer->lends_params() ? "shard" : "",
                {blocks.at(param.name), {part.start - slot.start, part.end - slot.start}},
                buffer->owned_params(part)},
-              param.description.unpadded_rows);
+              param.description);
         }
       }
   return list;

@@ -24,6 +24,10 @@ struct StateTensor {
   std::string state;  ///< empty for its value, else a part of the optimizer's state
   TensorPart part;
   at::Tensor values;  ///< [part.range.numel()], a view of the run's memory on any device
+  /// Whether no other pipeline stage, and no other model chunk of this rank, has a tensor of this
+  /// name: it is of a parameter that is described neither as tied nor as on all stages. The first
+  /// save checks it. A registered buffer may be on several stages and counts as the same on all.
+  bool on_one_stage = false;
 };
 
 /// Where a run stands. The same on all ranks, except metrics_checksum, for which only rank 0's

@@ -235,6 +235,24 @@ TEST(CheckpointFolder, InterruptedSavesNeverCountAndGoWithTheNextOne) {
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "step_20.partial"));
 }
 
+TEST(CheckpointFolder, WhatIsNoCheckpointIsNeverReplaced) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path();
+  std::filesystem::create_directory(folder.path() / "step_5");
+  folder.write("step_5/rank_00000.safetensors", "weights of three weeks");
+  folder.write("step_6", "a file");
+  std::filesystem::create_symlink("nowhere", folder.path() / "step_7");
+  for (const int64_t iteration : {5, 6, 7})
+    EXPECT_TRUE(throws_with<FileError>(
+        [&] { save_empty(path, iteration); },
+        "'" + path + "/step_" + std::to_string(iteration) + "': found something without a"));
+  EXPECT_EQ(folder.read("step_5/rank_00000.safetensors"), "weights of three weeks");
+  EXPECT_EQ(folder.read("step_6"), "a file");
+  EXPECT_TRUE(std::filesystem::is_symlink(folder.path() / "step_7"));
+  save_empty(path, 8);
+  EXPECT_EQ(names(path), (Names{"step_8"}));
+}
+
 TEST(CheckpointFolder, KeepsTheNewest) {
   const TemporaryFolder folder;
   const std::string path = folder.path();

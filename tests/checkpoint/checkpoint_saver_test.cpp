@@ -3,10 +3,14 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cmath>
 #include <fstream>
+#include <thread>
 
 #include <ATen/ATen.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/checkpoint/finite_values.h"
@@ -91,6 +95,105 @@ TEST_F(CheckpointSaverTest, ABusySaveIsSkippedAndItsFailureReachesTheLoop) {
   });
   EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_2"}));
   EXPECT_TRUE(verify_checkpoint(into).empty());
+}
+
+/// Rank 0 waits for rank 1's report, which rank 1 cannot write.
+TEST_F(CheckpointSaverTest, ASaveThatAnotherRankFailedToWriteKeepsNobodyBusy) {
+  const std::string into = folder("failed"), elsewhere = folder("elsewhere");
+  std::filesystem::create_directories(elsewhere);
+  std::filesystem::create_directory_symlink(into + "/step_2.partial",
+                                            elsewhere + "/step_2.partial");
+  testing::run_ranks(2, [&](const ParallelState& state) {
+    CheckpointSaver saver(state, {.folder = state.rank() == 0 ? into : elsewhere,
+                                  .async = true,
+                                  .when_busy = AsyncWhenBusy::skip});
+    const at::Tensor values = at::full({1000}, 3.0F);
+    TrainingProgress progress;
+    progress.iteration = 1;
+    EXPECT_TRUE(saver.save(some_state(values), progress, Config{}, true).path.ends_with("step_1"));
+    progress.iteration = 2;
+    SaveResult result;
+    for (int tries = 0; result.path.empty() && tries < 500; ++tries) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      result = saver.save(some_state(values), progress, Config{}, true);
+    }
+    EXPECT_TRUE(result.path.ends_with("step_2")) << result.path;
+    EXPECT_TRUE(result.last_error.starts_with("rank 1: '" + elsewhere + "/step_1.partial/"))
+        << result.last_error;
+    if (result.path.empty()) return;
+    saver.finish();
+  });
+  EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_2"}));
+}
+
+/// Both ranks hold a copy; one of them writes it.
+TEST_F(CheckpointSaverTest, ADtypeThatCannotBeSavedIsNamedOnAllRanks) {
+  const std::string into = folder("complex");
+  const auto refused = [&](bool from_the_start, const std::string& part) {
+    testing::run_ranks(2,
+                       [&](const ParallelState& state) {
+                         CheckpointSaver saver(state, {.folder = into});
+                         const at::Tensor good = at::full({1000}, 3.0F);
+                         const at::Tensor bad = good.to(at::kComplexFloat);
+                         TrainingProgress progress;
+                         if (!from_the_start) saver.save(some_state(good), progress, Config{});
+                         progress.iteration = 1;
+                         const auto save = [&] { saver.save(some_state(bad), progress, Config{}); };
+                         EXPECT_TRUE(from_the_start ? throws_with<UsageError>(save, part)
+                                                    : throws_with<FileError>(save, part));
+                       },
+                       {.timeout = std::chrono::seconds(5)});
+    EXPECT_FALSE(std::filesystem::exists(into + "/step_1.partial"));
+  };
+  refused(
+      true,
+      "rank 0: tensor 'w': safetensors: found a tensor of ComplexFloat, allowed: Double, Float");
+  refused(false, "rank 0: safetensors: found a tensor of ComplexFloat, allowed: Double");
+}
+
+/// A layer of a stage, and a weight that the stages share.
+class StageOfOwnModel : public DescribedModule {
+ public:
+  StageOfOwnModel(const std::string& layer, const ParamDescription& of_shared) {
+    register_described_parameter(layer, at::ones({2, 2}), {});
+    register_described_parameter("shared", at::ones({3}), of_shared);
+    register_buffer("scale", at::ones({2}));
+  }
+};
+
+TEST_F(CheckpointSaverTest, StagesThatNameDifferentWeightsAlikeAreRefused) {
+  const auto save = [&](const ParallelState& state, const std::string& name,
+                        const torch::nn::Module& stage) {
+    CheckpointSaver saver(state, {.folder = folder(name)});
+    saver.save(model_state(stage, state), TrainingProgress(), Config{});
+  };
+  testing::run_ranks(
+      2,
+      [&](const ParallelState& state) {
+        const torch::nn::Sequential alike(torch::nn::Linear(3, 3));
+        EXPECT_TRUE(throws_with<UsageError>(
+            [&] { save(state, "alike", *alike); },
+            "'0.weight': found on rank 0 of pipeline stage 0 and on rank 1 of pipeline stage 1"));
+        const std::string layer = "layer_" + std::to_string(state.rank());
+        const ParamDescription on_all = {.stages = StageCopies::all};
+        const ParamDescription tied = {.tie = Tie{.name = "shared"}};
+        save(state, "on all", StageOfOwnModel(layer, on_all));
+        save(state, "tied", StageOfOwnModel(layer, tied));
+        EXPECT_TRUE(throws_with<UsageError>([&] { save(state, "one", StageOfOwnModel(layer, {})); },
+                                            "'shared': found on rank 0 of pipeline stage 0"));
+        std::vector<StateTensor> twice =
+            model_state(StageOfOwnModel("layer_" + std::to_string(state.rank()), on_all), state);
+        twice.push_back(twice.front());
+        CheckpointSaver saver(state, {.folder = folder("twice")});
+        EXPECT_TRUE(
+            throws_with<UsageError>([&] { saver.save(twice, TrainingProgress(), Config{}); },
+                                    "tensor 'layer_0': found twice on rank 0"));
+      },
+      {.sizes = {.pipeline = 2}});
+  for (const char* const name : {"on all", "tied"})
+    EXPECT_EQ(CheckpointReader(folder(name)).manifest().tensors.size(), 4u) << name;
+  for (const char* const name : {"alike", "one", "twice"})
+    EXPECT_FALSE(has_checkpoint(folder(name))) << name;
 }
 
 TEST_F(CheckpointSaverTest, ASaveThatFailsFailsOnAllRanksAndLeavesTheLastOne) {

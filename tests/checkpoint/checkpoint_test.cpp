@@ -231,7 +231,7 @@ TEST_F(CheckpointTest, MasterWeightsCarryAChangeOfThePrecision) {
               CheckpointReader reader(folder("fp32"));
               EXPECT_FALSE(reader.manifest().scaler);
               trainer.load(reader, /*weights_only=*/false);
-              EXPECT_EQ(trainer.progress().optimizer.scaler.scale, 64);
+              EXPECT_EQ(trainer.progress().optimizer.scaler->scale, 64);
             });
 }
 

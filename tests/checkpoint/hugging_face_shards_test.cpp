@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include <ATen/ATen.h>
@@ -282,6 +283,42 @@ TEST_F(HuggingFaceShards, AFailedImportLeavesTheTokenizerOfTheOneBefore) {
   EXPECT_EQ(folder_.read("back/hugging_face/generation_config.json"), "second");
   EXPECT_FALSE(std::filesystem::exists(back + "/hugging_face/vocab.json"));
   EXPECT_FALSE(std::filesystem::exists(back + "/step_0/companions"));
+}
+
+TEST_F(HuggingFaceShards, AnImportThatCannotBecomeCompleteLeavesTheTokenizerOfTheOneBefore) {
+  save(kGpt2);
+  const std::string out = export_as("out", {}), back = folder_.path() / "back";
+  const auto kept = [&] {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : std::filesystem::directory_iterator(back + "/hugging_face"))
+      files[entry.path().filename()] =
+          folder_.read("back/hugging_face/" + entry.path().filename().string());
+    return files;
+  };
+  folder_.write("out/vocab.json", vocabulary_of_bytes());
+  folder_.write("out/merges.txt", "#version: 0.2\n");
+  folder_.write("out/generation_config.json", "first");
+  import_from_hugging_face(out, back);
+  folder_.write("back/hugging_face/notes", "a person's");
+  const auto before = kept();
+  EXPECT_EQ(before.size(), 4u);
+  folder_.write("out/generation_config.json", "second");
+  folder_.write("out/special_tokens_map.json", "only in the second");
+  std::filesystem::remove(out + "/vocab.json");
+  std::filesystem::remove(back + "/latest");
+  std::filesystem::create_directory(back + "/latest");
+  EXPECT_TRUE(refuses(out, "/latest': found no regular file"));
+  EXPECT_EQ(kept(), before);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(back), {}), 3);
+  std::filesystem::remove(back + "/latest");
+  EXPECT_EQ(load_model(back, c10::kCPU).config.data.tokenizer, "gpt2:" + back + "/hugging_face");
+  import_from_hugging_face(out, back);
+  EXPECT_EQ(kept(), (std::map<std::string, std::string>{
+                        {"generation_config.json", "second"},
+                        {"merges.txt", "#version: 0.2\n"},
+                        {"notes", "a person's"},
+                        {"special_tokens_map.json", "only in the second"}}));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(back), {}), 3);
 }
 
 TEST_F(HuggingFaceShards, ATokenizerThatCannotBeReadIsToldOf) {

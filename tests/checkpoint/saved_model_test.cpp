@@ -11,9 +11,11 @@
 #include "lockstep/checkpoint/checkpoint_reader.h"
 #include "lockstep/checkpoint/finite_values.h"
 #include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/checkpoint/shared_checkpoint.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/error.h"
+#include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
 #include "lockstep/training/generate.h"
@@ -86,6 +88,55 @@ TEST(SavedModel, OfAnotherModelIsRefusedByName) {
   EXPECT_TRUE(refuses("hidden_size: 32", "found shape"));
   EXPECT_TRUE(refuses("hidden_size: 16 num_layers: 1", "belongs to no parameter"));
   EXPECT_TRUE(refuses("hidden_size: 16 num_layers: 3", "layers.2.input_layernorm.weight' is miss"));
+}
+
+// A run that saves meanwhile makes ranks that look at different moments find different checkpoints.
+TEST(SavedModel, OfSeveralRanksIsTheOneThatRank0Finds) {
+  const TemporaryFolder folder;
+  const std::vector<std::string> of_rank = {folder.path() / "a", folder.path() / "b"};
+  for (size_t rank = 0; rank < 2; ++rank)
+    for (const int64_t step : {1, 2})
+      save_model(of_rank[rank], rank == 0 ? step : 3 - step, small_config(),
+                 GPTModel(small_config().model, {.seed = static_cast<uint64_t>(step)}));
+  testing::run_ranks(2,
+                     [&](const ParallelState& state) {
+                       const auto rank = static_cast<size_t>(state.rank());
+                       ParallelConfig parallel;
+                       parallel.tensor_model_parallel_size = 2;
+                       EXPECT_EQ(load_model(of_rank[rank], parallel, state).path,
+                                 of_rank[0] + "/step_2");
+                       EXPECT_TRUE(throws_with<FileError>(
+                           [&] { load_model(rank == 0 ? "nowhere" : of_rank[1], parallel, state); },
+                           "'nowhere' is not a folder"));
+                     },
+                     {.sizes = {.tensor = 2}, .timeout = std::chrono::seconds(5)});
+}
+
+TEST(SavedModel, ACheckpointThatOneRankCannotReadIsRefusedOnAll) {
+  const TemporaryFolder folder;
+  for (const char* const name : {"a", "b"})
+    save_model(folder.path() / name, 1, small_config(),
+               GPTModel(small_config().model, {.seed = static_cast<uint64_t>(*name)}));
+  testing::run_ranks(
+      2,
+      [&](const ParallelState& state) {
+        const auto path = [&](const char* name) { return folder.path() / name / "step_1"; };
+        const auto nothing = [](const CheckpointReader&) {};
+        SharedCheckpoint others(path(state.rank() == 0 ? "a" : "b"), state);
+        EXPECT_TRUE(
+            throws_with<FileError>([&] { others.read(nothing); },
+                                   "rank 0 found it; rank 1 found another one; allowed: a path"));
+        SharedCheckpoint none(path(state.rank() == 0 ? "a" : "c"), state);
+        EXPECT_TRUE(throws_with<FileError>([&] { none.read(nothing); }, "rank 1 found none;"));
+        SharedCheckpoint same(path("a"), state);
+        EXPECT_TRUE(same.read(nothing));
+        const auto damaged = [&](const CheckpointReader&) {
+          if (state.rank() == 1) throw FileError("damaged");
+        };
+        EXPECT_TRUE(throws_with<FileError>([&] { same.read(damaged); },
+                                           state.rank() == 0 ? "rank 1: damaged" : "damaged"));
+      },
+      {.timeout = std::chrono::seconds(5)});
 }
 
 TEST(SavedModel, WeightsThatAreNotFiniteAreNotSaved) {
