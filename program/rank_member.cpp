@@ -6,6 +6,16 @@
 
 namespace lockstep {
 
+int free_slot(const std::vector<RankMember>& members) {
+  const auto is_taken = [&](int slot) {
+    return std::any_of(members.begin(), members.end(),
+                       [&](const RankMember& m) { return m.runs() && m.slot == slot; });
+  };
+  int slot = 0;
+  while (is_taken(slot)) ++slot;
+  return slot;
+}
+
 int64_t put_spares_in_place(std::vector<RankMember>& members, int ranks) {
   const auto first_spare = members.begin() + ranks;
   int64_t taken = 0;

@@ -17,6 +17,7 @@ namespace lockstep {
 struct RankMember {
   pid_t process = 0;      ///< 0: it has ended
   int rank = 0;           ///< in this round; below 0: none, it is a spare
+  int slot = 0;           ///< of its process, for its whole life; see kSlotVariable
   bool waits = false;     ///< for the next round
   bool stopped = false;   ///< by a signal
   bool is_spare = false;  ///< in the round that begins
@@ -30,6 +31,9 @@ struct RankMember {
   bool is_stopped() const { return runs() && stopped && !starts(); }
   std::string name() const { return rank < 0 ? "a spare rank" : fmt::format("rank {}", rank); }
 };
+
+/// The first slot that no running member has: two running ones never share a device.
+int free_slot(const std::vector<RankMember>& members);
 
 /// Swaps each of the first `ranks` members that has ended with a waiting spare from those after
 /// them, as long as there are any. The remaining ranks keep their positions. Returns the number of

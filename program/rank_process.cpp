@@ -24,8 +24,6 @@ constexpr int kCannotRun = 1;
 
 /// Runs in the new process.
 [[noreturn]] void become_rank(const LaunchedProgram& program, const RankRound& round, int rank) {
-  for (const char* const of_outer_launcher : {"TORCHELASTIC_USE_AGENT_STORE", kSpareVariable})
-    ::unsetenv(of_outer_launcher);
   for (const auto& [name, value] : variables_of_rank(program, round, rank))
     ::setenv(name.c_str(), value.c_str(), /*overwrite=*/1);
   std::vector<char*> arguments = {const_cast<char*>(program.file.c_str())};
@@ -67,7 +65,7 @@ VariableList variables_of_rank(const LaunchedProgram& program, const RankRound& 
   return variables;
 }
 
-pid_t start_rank(const LaunchedProgram& program, const RankRound& round, int rank,
+pid_t start_rank(const LaunchedProgram& program, const RankRound& round, int rank, int slot,
                  const BlockedSignals& signals, const RankChannel* channel) {
   const pid_t starter = ::getpid();
   const pid_t process = ::fork();
@@ -76,7 +74,10 @@ pid_t start_rank(const LaunchedProgram& program, const RankRound& round, int ran
   if (::getppid() != starter) std::_Exit(kCannotRun);  // the starter has died already
   signals.restore();
   ::setenv("TORCHELASTIC_RUN_ID", fmt::format("launch-{}", starter).c_str(), /*overwrite=*/1);
-  if (channel) channel->hand_over();
+  for (const char* const of_outer_launcher :
+       {"TORCHELASTIC_USE_AGENT_STORE", kSpareVariable, kSlotVariable})
+    ::unsetenv(of_outer_launcher);
+  if (channel) channel->hand_over(slot);
   become_rank(program, round, rank);
 }
 

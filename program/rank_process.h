@@ -50,9 +50,9 @@ struct RankRound {
 /// torchrun's variables for rank `rank` of a round; for a spare LOCKSTEP_SPARE_OF, too.
 VariableList variables_of_rank(const LaunchedProgram& program, const RankRound& round, int rank);
 
-/// Starts a process as rank `rank`, with `channel` unless that is null; returns its id, or -1 and
-/// an errno. The rank ends with this process.
-pid_t start_rank(const LaunchedProgram& program, const RankRound& round, int rank,
+/// Starts a process as rank `rank`, with `channel` and `slot` (see kSlotVariable) unless `channel`
+/// is null; returns its id, or -1 and an errno. The rank ends with this process.
+pid_t start_rank(const LaunchedProgram& program, const RankRound& round, int rank, int slot,
                  const BlockedSignals& signals, const RankChannel* channel);
 
 /// "the newest complete checkpoint is 'runs/checkpoint/step_8'", of those in `folder`; "no

@@ -13,23 +13,12 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/counted.h"
+#include "lockstep/program/rank_deadlines.h"
 #include "lockstep/program/rank_member.h"
 
 namespace lockstep {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-using std::chrono::milliseconds;
-
-constexpr std::chrono::seconds kGrace{10};
-/// The time that a rank has, beyond its timeout, to say that it has left its round.
-constexpr std::chrono::seconds kTimeToLeave{15};
-/// The time that a stopped rank has once all others wait or have ended.
-constexpr std::chrono::seconds kTimeToContinue{2};
-/// The time that ranks have to resume before new spares start, which would slow them down.
-constexpr std::chrono::seconds kTimeToResume{10};
-/// For ranks that have not reported theirs yet: the longest default of the configuration.
-constexpr std::chrono::minutes kLongestTimeout{10};
 constexpr int kFailed = 1;
 constexpr int kRefused = 2, kStopped = 3, kDiverged = 4;
 
@@ -63,7 +52,7 @@ class Ranks {
     }
     if (meets_ && !told_to_end_ && !over_)
       tell("no rank is left; {}", newest_checkpoint_in(folder_));
-    return status_;
+    return is_over() && !ends_ ? over_ : status_;
   }
 
  private:
@@ -71,8 +60,11 @@ class Ranks {
   int64_t count(Condition condition) const {
     return std::count_if(members_.begin(), members_.end(), std::mem_fn(condition));
   }
+  /// Whether the run is ending: a rank has ended as all ranks of a run do. A loss counts no more.
+  bool is_over() const { return program_.elastic && over_ != 0; }
   bool may_start_again() const {
-    return failed_ && !told_to_end_ && status_ != kRefused && restarts_ < program_.max_restarts;
+    return failed_ && !told_to_end_ && !is_over() && status_ != kRefused &&
+           restarts_ < program_.max_restarts;
   }
 
   bool can_begin_next_round() const {
@@ -95,41 +87,57 @@ class Ranks {
       round_.master_port = port_.emplace(program_.master_address).number();
     ends_ = failed_ = meets_ = false;
     status_ = over_ = num_lost_ = 0;
-    deadline_.reset();
+    due_ = {};
+    const bool anew = count(&Member::runs) == 0;
     std::fflush(nullptr);
     for (size_t i = 0; i < members_.size(); ++i) {
       Member& member = members_[i];
       member.rank = i < static_cast<size_t>(ranks) ? static_cast<int>(i) : -1;
       if (member.rank < 0) continue;
-      if (!member.runs()) {
-        start(member, round_, member.rank);
-      } else {
+      if (member.runs()) {
         member.waits = false;
         member.channel->give({variables_of_rank(program_, round_, member.rank), {}, ""});
+      } else if (const auto obstacle = start(member, round_, member.rank)) {
+        if (anew) fail_to_start(member, *obstacle);
+        note_loss(fmt::format("{} cannot be started: {}", member.name(), *obstacle));
       }
     }
+    if (num_lost_ > 0) begin_meeting("a rank cannot be started");
+  }
+
+  [[noreturn]] void fail_to_start(const Member& member, const std::string& obstacle) {
+    send(SIGKILL);
+    fail<UsageError>("launch: {} of {} cannot be started: {}", member.name(),
+                     counted(program_.ranks, "rank"), obstacle);
   }
 
   /// Starts the missing spares.
   void start_spares() {
-    spares_due_.reset();
     RankRound round = round_;
     round.spare_of = std::exchange(round.ranks, static_cast<int>(members_.size()));
-    for (int i = program_.ranks; i < round.ranks; ++i)
-      if (Member& spare = members_[static_cast<size_t>(i)]; !spare.runs()) start(spare, round, i);
+    for (int i = program_.ranks; i < round.ranks; ++i) {
+      Member& spare = members_[static_cast<size_t>(i)];
+      if (spare.runs()) continue;
+      if (const auto obstacle = start(spare, round, i))
+        tell("{} cannot be started: {}; the others stay", spare.name(), *obstacle);
+    }
   }
 
-  void start(Member& member, const RankRound& round, int position) {
-    member = {.rank = member.rank, .channel = nullptr};
-    if (program_.elastic) member.channel = std::make_unique<RankChannel>();
-    member.process = start_rank(program_, round, position, signals_, member.channel.get());
-    if (member.process < 0) {
-      const std::string reason = std::strerror(errno);
-      send(SIGKILL);
-      fail<UsageError>("launch: {} of {} cannot be started: {}", member.name(),
-                       counted(program_.ranks, "rank"), reason);
+  /// Returns why it cannot; the member has then ended.
+  std::optional<std::string> start(Member& member, const RankRound& round, int position) {
+    member = {.rank = member.rank, .slot = free_slot(members_), .channel = nullptr};
+    try {
+      auto channel = program_.elastic ? std::make_unique<RankChannel>() : nullptr;
+      const pid_t process =
+          start_rank(program_, round, position, member.slot, signals_, channel.get());
+      if (process < 0) return std::strerror(errno);
+      if (channel) channel->keep_own_end();
+      member.process = process;
+      member.channel = std::move(channel);
+      return std::nullopt;
+    } catch (const UsageError& error) {
+      return error.what();
     }
-    if (member.channel) member.channel->keep_own_end();
   }
 
   void take_events() {
@@ -138,14 +146,7 @@ class Ranks {
       polled.push_back({.fd = member.runs() && member.channel ? member.channel->descriptor() : -1,
                         .events = POLLIN,
                         .revents = 0});
-    const auto next = deadline_ && spares_due_ ? std::min(deadline_, spares_due_)
-                      : deadline_              ? deadline_
-                                               : spares_due_;
-    const auto left =
-        next ? std::chrono::ceil<milliseconds>(*next - Clock::now()) : milliseconds(-1);
-    const int patience = next ? static_cast<int>(std::max<int64_t>(0, left.count())) : -1;
-    if (::poll(polled.data(), polled.size(), patience) == 0)
-      return next == spares_due_ ? replace_spares() : pass_deadline();
+    if (::poll(polled.data(), polled.size(), due_.patience()) == 0) return pass_deadlines();
     for (size_t i = 0; i < members_.size(); ++i)
       if (polled[i + 1].revents != 0) take_word(members_[i]);
     while (const int signal = signals_.next()) take_signal(signal);
@@ -153,6 +154,7 @@ class Ranks {
 
   void take_signal(int signal) {
     if (signal == SIGCHLD) return take_changes();
+    due_.spares.reset();
     stop_signal_ = told_to_end_ || signal == SIGHUP ? 0 : signal;
     told_to_end_ = true;
     send(signal);
@@ -194,15 +196,20 @@ class Ranks {
     if (status_ == 0 || !with_the_others) status_ = code;
     if (with_the_others) over_ = code;
     if (with_the_others) return;
-    failed_ = true;
     if (belongs_to_stop(status)) return end_stopped(end);
     if (!program_.elastic || told_to_end_ || code == kRefused) {
+      failed_ = true;
       tell("{}{}", end, others ? "; ending the other ranks" : "");
       return end_all(end);
     }
-    tell("{}{}", end, others ? "; the others stay" : "");
-    ++num_lost_;
+    note_loss(end);
     begin_meeting(end);
+  }
+
+  void note_loss(const std::string& loss) {
+    failed_ = true;
+    ++num_lost_;
+    tell("{}{}", loss, count(&Member::runs) > 0 ? "; the others stay" : "");
   }
 
   /// A rank that the signal killed before it could handle it, or a loss that the remaining ranks
@@ -229,10 +236,9 @@ class Ranks {
   void end_waiting(int status, const std::string& reason) {
     ends_ = true;
     meets_ = false;
-    spares_due_.reset();
     status_ = status;
     reason_ = reason;
-    deadline_ = Clock::now() + kGrace;
+    due_.begin_end();
     for (const Member& member : members_)
       if (member.starts()) {
         ::kill(member.process, SIGKILL);
@@ -272,7 +278,7 @@ class Ranks {
   void begin_meeting(const std::string& reason) {
     if (meets_) return;
     meets_ = true;
-    deadline_ = Clock::now() + timeout_.value_or(kLongestTimeout) + kTimeToLeave;
+    due_.begin_meeting(timeout_);
     tell_active(reason);
   }
 
@@ -298,13 +304,18 @@ class Ranks {
     const bool all = std::all_of(members_.begin(), members_.end(), [](const Member& member) {
       return !member.trains() || member.stopped;
     });
-    if (meets_ && all && count(&Member::is_stopped) > 0)
-      deadline_ =
-          std::min(deadline_.value_or(Clock::time_point::max()), Clock::now() + kTimeToContinue);
+    due_.note_suspended(meets_ && all && count(&Member::is_stopped) > 0);
   }
 
-  void pass_deadline() {
-    deadline_.reset();
+  void pass_deadlines() {
+    if (RankDeadlines::take(due_.suspended))
+      for (const Member& member : members_)
+        if (member.is_stopped()) kill_late(member);
+    if (RankDeadlines::take(due_.ranks)) end_late_ranks();
+    if (RankDeadlines::take(due_.spares)) replace_spares();
+  }
+
+  void end_late_ranks() {
     for (const Member& member : members_) {
       const bool is_late = member.trains() || (member.starts() && awaits_spare());
       if (meets_ && (is_late || member.is_stopped())) kill_late(member);
@@ -313,7 +324,6 @@ class Ranks {
   }
 
   void begin_next_round() {
-    spares_due_.reset();
     const int before = static_cast<int>(
         std::count_if(members_.begin(), members_.end(), [](auto& m) { return m.rank >= 0; }));
     const auto left = count(&Member::waits);
@@ -351,7 +361,7 @@ class Ranks {
   void begin_round_with_spares(int64_t taken) {
     tell("ranks that stay: {}, spares that take part: {}", program_.ranks - taken, taken);
     begin_round(program_.ranks);
-    if (restarts_ < program_.max_restarts) spares_due_ = Clock::now() + kTimeToResume;
+    if (restarts_ < program_.max_restarts) due_.await_spares();
   }
 
   void replace_spares() {
@@ -379,9 +389,8 @@ class Ranks {
   std::string reason_;  ///< why the ranks are to end
   std::string folder_;  ///< of the checkpoints, as a rank reported
   WaitingRank fits_;
-  std::optional<milliseconds> timeout_;
-  std::optional<Clock::time_point> deadline_;    ///< for ranks that must end, or wait
-  std::optional<Clock::time_point> spares_due_;  ///< when new ones replace those that took part
+  std::optional<std::chrono::milliseconds> timeout_;
+  RankDeadlines due_;
 };
 
 }  // namespace

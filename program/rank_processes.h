@@ -22,24 +22,28 @@ namespace lockstep {
 /// configuration that was refused stays refused.
 ///
 /// With `elastic` the other ranks stay (see launch_channel.h): they leave their round, report that
-/// and wait. A rank that does not report it within its own timeout plus 15 s, or that a signal has
-/// stopped while all others wait or have ended, is killed and also counts as lost. A lost spare
-/// does not count. Then a process takes the place of each lost rank, which is one restart. If no
-/// restart is left, the remaining ranks go on alone, as many as the configuration fits; the others
-/// wait as spares, take part again after a further loss, and end with the run. If no number of
-/// ranks fits, or none is lost and no restart is left, all end with status 1. After a first SIGTERM
-/// or SIGINT to this process, a rank that a signal kills, even before it handled signals itself,
-/// ends the others with status 3.
+/// and wait. A rank that does not report it within its own timeout plus 15 s, or that stays stopped
+/// by a signal for 2 s while all others wait or have ended, is killed and also counts as lost. A
+/// lost spare does not count. Then a process takes the place of each lost rank, which is one
+/// restart; one that the system does not start is lost at once. If no restart is left, the
+/// remaining ranks go on alone, as many as the configuration fits; the others wait as spares, take
+/// part again after a further loss, and end with the run. If no number of ranks fits, or none is
+/// lost and no restart is left, all end with status 1. After a first SIGTERM or SIGINT to this
+/// process, a rank that a signal kills, even before it handled signals itself, ends the others with
+/// status 3. Once a rank has ended with 3 or 4, a loss changes nothing: there is no restart, and
+/// that is the status. Each process keeps its slot (see kSlotVariable), which picks its device; no
+/// other that runs has the same.
 ///
 /// `spares` processes (see LaunchChannel::spare_of()) start with the ranks and wait for losses. If
 /// at least as many wait as ranks are lost, they take those places, which is no restart. Ten
-/// seconds later new processes become the next spares, which is one restart, if any is left. A
-/// spare that is still starting is waited for after a loss only if no restart is left, and is
-/// killed when the run ends.
+/// seconds later new processes become the next spares, which is one restart, if any is left and no
+/// signal has told this process to end. A spare that the system does not start is missing until the
+/// next new processes start. A spare that is still starting is waited for after a loss only if no
+/// restart is left, and is killed when the run ends.
 ///
 /// Returns, for the last start, the exit status of the first rank that failed, 1 if a signal killed
 /// it; otherwise the first status that is not 0; otherwise 0. CommunicationError if no port is
-/// free, UsageError if the system starts no process.
+/// free, UsageError if the system does not start a rank and none is there that could go on.
 int run_rank_processes(const LaunchedProgram& program);
 
 }  // namespace lockstep

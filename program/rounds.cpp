@@ -64,7 +64,8 @@ class Rounds {
       keep_global_batch(config_, first_world_size_, folder_, start_);
     check_replicas_in_memory(config_, channel_ != nullptr, first_world_size_);
     check_layout(config_, first_world_size_);
-    device_ = choose_device(config_.train.device, environment_);
+    device_ = choose_device(config_.train.device,
+                            channel_ ? LaunchChannel::in_slot(environment_) : environment_);
   }
 
   void run() {

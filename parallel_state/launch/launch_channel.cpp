@@ -104,6 +104,14 @@ int LaunchChannel::spare_of() {
   return value ? number_in<int>(value) : 0;
 }
 
+LaunchEnvironment LaunchChannel::in_slot(LaunchEnvironment environment) {
+  const char* const value = std::getenv(kSlotVariable);
+  if (!value) return environment;
+  environment.local_rank = number_in<int>(value);
+  environment.local_world_size = std::max(environment.local_world_size, environment.local_rank + 1);
+  return environment;
+}
+
 void LaunchChannel::announce(std::chrono::milliseconds timeout, const std::string& folder) const {
   socket_.send(fmt::format("{}\n{}\n{}", kTimeout, timeout.count(), folder));
 }
@@ -128,16 +136,17 @@ LaunchOrder LaunchChannel::wait_for_order(const WaitingRank& rank,
 
 RankChannel::RankChannel() {
   std::array<int, 2> ends = {};
-  require<UsageError>(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) == 0,
-                      "launch: a rank of an elastic run needs a socket pair: {}",
+  const bool made = ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) == 0;
+  require<UsageError>(made, "a rank of an elastic run needs a socket pair: {}",
                       std::strerror(errno));
   own_ = std::make_unique<MessageSocket>(ends[0]);
   rank_end_ = std::make_unique<MessageSocket>(ends[1]);
 }
 
-void RankChannel::hand_over() const {
+void RankChannel::hand_over(int slot) const {
   ::fcntl(rank_end_->descriptor(), F_SETFD, 0);
   ::setenv(kChannelVariable, std::to_string(rank_end_->descriptor()).c_str(), /*overwrite=*/1);
+  ::setenv(kSlotVariable, std::to_string(slot).c_str(), /*overwrite=*/1);
 }
 
 void RankChannel::tell_round_is_over(const std::string& reason) const {

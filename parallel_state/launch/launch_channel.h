@@ -23,6 +23,11 @@ namespace lockstep {
 /// the launcher tells it to.
 inline constexpr char kSpareVariable[] = "LOCKSTEP_SPARE_OF";
 
+/// The position of this process among those of an elastic run on its host, which picks its device.
+/// Unlike LOCAL_RANK it belongs to the process: a spare keeps it in the place of a lost rank, and a
+/// process that starts later gets one that no other has.
+inline constexpr char kSlotVariable[] = "LOCKSTEP_LAUNCH_SLOT";
+
 /// Environment variables and their values.
 using VariableList = std::vector<std::pair<std::string, std::string>>;
 
@@ -72,6 +77,9 @@ class LaunchChannel {
   /// If this process is a spare, the number of ranks of the run; 0 if it is a rank from the start.
   /// A spare waits for an order before its first round.
   static int spare_of();
+  /// `environment` with this process's slot as the local rank, and with enough ranks on this host
+  /// for it: to choose the device by.
+  static LaunchEnvironment in_slot(LaunchEnvironment environment);
 
   /// Reports how long this rank waits for others before it considers them lost, and where it saves;
   /// empty: nowhere.
@@ -95,8 +103,8 @@ class RankChannel {
   /// UsageError: the system has no more descriptors.
   RankChannel();
 
-  /// Call it in the new process, before it becomes the rank: gives it the other end.
-  void hand_over() const;
+  /// Call it in the new process, before it becomes the rank: gives it the other end and its slot.
+  void hand_over(int slot) const;
   /// Call it in the launcher, once the rank's process exists.
   void keep_own_end() { rank_end_.reset(); }
   int descriptor() const { return own_->descriptor(); }

@@ -96,7 +96,7 @@ std::vector<int> visit_ports() {
   for (const int port : listening_ports())
     for (uint64_t number = 0; number < 4; ++number) {
       int error = 0;
-      const int socket = connected_socket("127.0.0.1", port, std::chrono::seconds(1), &error);
+      const int socket = connected_socket({"127.0.0.1"}, port, std::chrono::seconds(1), &error);
       EXPECT_GE(socket, 0);
       EXPECT_EQ(::send(socket, &number, sizeof number, 0), static_cast<ssize_t>(sizeof number));
       sockets.push_back(socket);

@@ -35,7 +35,7 @@ class Stranger {
  public:
   explicit Stranger(int port) {
     int error = 0;
-    socket_ = connected_socket("127.0.0.1", port, seconds(10), &error);
+    socket_ = connected_socket({"127.0.0.1"}, port, seconds(10), &error);
     EXPECT_GE(socket_, 0) << std::strerror(error);
   }
   ~Stranger() { ::close(socket_); }

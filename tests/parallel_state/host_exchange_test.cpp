@@ -186,6 +186,20 @@ TEST(HostExchange, WorksThatAreNotWaitedForDoNoHarm) {
   });
 }
 
+TEST(HostExchange, EqualNumbersAreTheFactorOne) {
+  run_ranks(2, [](const ParallelState& state) {
+    // Three times each of these is outside its type.
+    for (const at::Tensor& mine : {at::full({5}, 60 - state.rank(), at::kChar),
+                                   at::full({5}, 1.5e38 - 1e37 * state.rank(), at::kFloat)})
+      for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max}) {
+        const at::Tensor plain = mine.clone(), times_one = mine.clone();
+        all_reduce(state.world(), plain, op, "plain").wait();
+        all_reduce(state.world(), times_one, {op, 3, 3}, "3/3").wait();
+        EXPECT_TRUE(at::equal(plain, times_one)) << to_string(op) << " of " << mine.scalar_type();
+      }
+  });
+}
+
 TEST(HostExchange, AFactorIsForSums) {
   run_ranks(2, [](const ParallelState& state) {
     const at::Tensor tensor = at::ones({2});
@@ -194,6 +208,11 @@ TEST(HostExchange, AFactorIsForSums) {
           (void)all_reduce(state.world(), tensor, {ReduceOp::max, 1, 2}, "test");
         },
         "found the factor 1/2 with max of Float, allowed: 1"));
+    EXPECT_TRUE(throws_with<UsageError>(
+        [&] {
+          (void)all_reduce(state.world(), tensor, {ReduceOp::sum, 0, 0}, "test");
+        },
+        "found the factor 0/0 with sum of Float, allowed: 1"));
   });
 }
 

@@ -19,7 +19,7 @@ constexpr char kVariable[] = "LOCKSTEP_LAUNCH_CHANNEL";
 /// Both ends in one process.
 struct Ends {
   Ends() : launcher(std::make_unique<RankChannel>()) {
-    launcher->hand_over();
+    launcher->hand_over(/*slot=*/2);
     const int of_rank = ::dup(std::stoi(std::getenv(kVariable)));
     ::setenv(kVariable, std::to_string(of_rank).c_str(), 1);
     launcher->keep_own_end();
@@ -120,6 +120,20 @@ TEST(LaunchChannel, WithoutALauncherThereIsNone) {
   ::close(file);
   ::unsetenv(kVariable);
   EXPECT_EQ(LaunchChannel::of_this_process(), nullptr);
+}
+
+TEST(LaunchChannel, TheSlotStandsForTheLocalRank) {
+  const Ends ends;  // of slot 2
+  LaunchEnvironment environment;
+  environment.local_rank = 0;
+  for (const auto& [ranks, wanted] : {std::pair(2, 3), std::pair(3, 3), std::pair(4, 4)}) {
+    environment.local_world_size = ranks;
+    const LaunchEnvironment found = LaunchChannel::in_slot(environment);
+    EXPECT_EQ(found.local_rank, 2);
+    EXPECT_EQ(found.local_world_size, wanted);
+  }
+  ::unsetenv(kSlotVariable);
+  EXPECT_EQ(LaunchChannel::in_slot(environment).local_rank, 0);
 }
 
 TEST(LaunchChannel, TheVariablesOfARoundLieOverTheEnvironment) {

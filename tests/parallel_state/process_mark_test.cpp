@@ -1,6 +1,8 @@
 #include "lockstep/parallel_state/process_mark.h"
 
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -63,6 +65,30 @@ TEST(ProcessMark, AStoppedProcessIsKnownWhileItStandsStill) {
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
   EXPECT_FALSE(process_has_stopped(mark));
   EXPECT_TRUE(process_has_ended(mark));
+}
+
+TEST(ProcessMark, AProcessMayCallItselfAnything) {
+  char before[16] = {};
+  ::prctl(PR_GET_NAME, before);
+  const std::string mark = process_mark();
+  for (const char* name : {"two\nlines", "\n", ") X 1 (", "", "\xff"}) {
+    ::prctl(PR_SET_NAME, name);
+    EXPECT_FALSE(process_has_ended(mark)) << name;
+    EXPECT_EQ(process_mark(), mark) << name;
+  }
+  ::prctl(PR_SET_NAME, before);
+}
+
+TEST(ProcessMark, WithoutDescriptorsNothingIsKnown) {
+  const std::string mark = process_mark();
+  rlimit limit = {};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  const rlimit none = {.rlim_cur = 0, .rlim_max = limit.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &none);
+  const bool ended = process_has_ended(mark), stopped = process_has_stopped(mark);
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+  EXPECT_FALSE(ended);
+  EXPECT_FALSE(stopped);
 }
 
 TEST(ProcessMark, AnotherProcessOfTheSameIdAndAnotherHostAreToldApart) {

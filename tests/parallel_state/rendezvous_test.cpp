@@ -200,6 +200,19 @@ TEST(Rendezvous, RanksThatHaveAllLeftCanMeetAgain) {
   EXPECT_EQ(errors, std::vector<std::string>(3));
 }
 
+TEST(Rendezvous, TheTimeoutOfTheCallersStoreStays) {
+  constexpr std::chrono::seconds kOwn(77);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  store->setTimeout(kOwn);
+  const auto errors = errors_of(2, [&](size_t rank) {
+    const ParallelState state(store, static_cast<int64_t>(rank), options_of(2));
+    EXPECT_EQ(sum_of_ranks(state), 1);
+    EXPECT_EQ(store->getTimeout(), kOwn);
+  });
+  EXPECT_EQ(errors, std::vector<std::string>(2));
+  EXPECT_EQ(store->getTimeout(), kOwn) << "after the ranks have checked out";
+}
+
 TEST(Rendezvous, RanksMeetAgainAfterARefusal) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto errors = errors_of(2, [&](size_t rank) {

@@ -49,10 +49,11 @@ std::vector<std::string> errors_of(const std::vector<SecretPtr>& secrets, millis
       LaunchEnvironment environment =
           environment_of(static_cast<int>(rank), static_cast<int>(secrets.size()), port);
       environment.agent_serves_store = of_launcher;
-      MembershipSpec spec = {.rank = static_cast<int64_t>(rank),
-                             .world_size = static_cast<int64_t>(secrets.size()),
-                             .timeout = timeout,
-                             .secret = secrets[rank]};
+      MembershipSpec spec;
+      spec.rank = static_cast<int64_t>(rank);
+      spec.world_size = static_cast<int64_t>(secrets.size());
+      spec.timeout = timeout;
+      spec.secret = secrets[rank];
       try {
         join_run(environment, std::move(spec))->meet();
       } catch (const std::exception& error) {
@@ -170,7 +171,7 @@ TEST(SecretRendezvous, AClosedStoreAnswersAsLibtorchsDoes) {
     return answers;
   };
   StoreClient of_closed({.host = "127.0.0.1", .port = port, .server = "it", .secret = kSecret},
-                        milliseconds(5000), closed);
+                        milliseconds(5000));
   StoreClient of_open({.host = "127.0.0.1", .port = open_port, .server = "it"}, milliseconds(5000));
   EXPECT_EQ(answers(of_closed), answers(of_open));
 }

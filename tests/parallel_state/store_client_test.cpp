@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "lockstep/parallel_state/closed_store.h"
 #include "lockstep/parallel_state/desync_guard.h"
 #include "lockstep/parallel_state/failure_board.h"
 #include "lockstep/parallel_state/network.h"
@@ -241,6 +242,22 @@ TEST(DesyncGuard, AMuteStoreOfALauncherComesBeforeTheRankThatWasWaitedFor) {
       << found.culprit;
   EXPECT_EQ(found.reason, "rank 0: timed out");
   EXPECT_EQ(found.failed, "");
+}
+
+TEST(DesyncGuard, AGroupOfManyRanksIsNoNameTooLongForTheStore) {
+  StoreAddress address = address_at(free_port());
+  address.secret = std::make_shared<Secret>("what all ranks know");
+  const ClosedStore store(bound_socket("127.0.0.1", address.port, false), address.secret);
+  const auto board_of = [&](int64_t rank) {
+    const auto client = c10::make_intrusive<StoreClient>(address, milliseconds(5000));
+    return std::make_shared<FailureBoard>(prefixed(client), rank, 2);
+  };
+  board_of(0)->post("out of cheese");
+  DesyncGuard guard(board_of(1), 1);
+  const auto ledger = guard.ledger(std::string(70000, '1'));
+  const auto found = guard.explain({0, 1}, ledger.get(), "all_reduce of loss", "timed out");
+  EXPECT_EQ(found.failed, "rank 0: out of cheese");
+  EXPECT_EQ(found.culprit, "");
 }
 
 }  // namespace
