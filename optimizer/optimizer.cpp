@@ -280,7 +280,7 @@ std::vector<StateSlice> Optimizer::state_slices() const {
 void Optimizer::restore(const OptimizerProgress& progress) {
   require<ConfigError>(progress.num_steps >= 0, "optimizer: found {} steps, allowed: >= 0",
                        progress.num_steps);
-  scaler_->restore(progress.scaler);
+  if (progress.scaler) scaler_->restore(*progress.scaler);
   num_steps_ = progress.num_steps;
 }
 

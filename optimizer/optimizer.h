@@ -40,7 +40,7 @@ struct StateSlice {
 /// learning rates and weight decay that were set by hand: set them again, or apply the schedule.
 struct OptimizerProgress {
   int64_t num_steps = 0;
-  GradScalerState scaler = {};
+  std::optional<GradScalerState> scaler = {};  ///< unset: restore() keeps the loss scale
   bool operator==(const OptimizerProgress&) const = default;
 };
 
@@ -196,6 +196,7 @@ class Optimizer {
   /// hold a copy follows from the description and from DistributedDataParallel::is_sharded().
   std::vector<StateSlice> state_slices() const;
   OptimizerProgress progress() const { return {num_steps_, scaler_->state()}; }
+  /// A constant loss scale remains the configured one, whatever the scale of `progress`.
   /// ConfigError: a negative number of steps, and those of GradScaler::restore().
   void restore(const OptimizerProgress& progress);
 

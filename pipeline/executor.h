@@ -49,12 +49,14 @@ struct PipelineExecutorOptions {
 ///
 /// Between forward and backward of a micro-batch a stage's input and graph are kept. Its output is
 /// freed once it is sent, unless an operation saved it. Gradients of parameters are accumulated
-/// into .grad() in the order of the micro-batches, as if one rank ran them all. If
-/// DistributedDataParallel wraps the parameters of a chunk, call set_num_microbatches(M) before the
-/// step: then each bucket is reduced once it has the gradients of the chunk's last micro-batch.
+/// into .grad() in the order in which the rank's list has the backward tasks of the chunk. In
+/// schedules of make_schedule() that is the order of the micro-batches, as if one rank ran them
+/// all; another order adds the same numbers with other roundings. If DistributedDataParallel wraps
+/// the parameters of a chunk, call set_num_microbatches(M) before the step: then each bucket is
+/// reduced once it has the gradients of all M micro-batches.
 ///
 /// If backward is split, B tasks compute the gradient of the input, and W tasks those of the
-/// parameters, as far as layers defer them.
+/// parameters, as far as layers defer them; these are added in the order of the W tasks.
 ///
 /// The first run on a device starts each receive only when its turn comes, because the first launch
 /// of a CUDA kernel loads it, which may wait for everything that runs on the device, including a

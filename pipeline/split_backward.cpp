@@ -46,6 +46,10 @@ std::vector<Node*> nodes_in_order(Node* root) {
   return finished;
 }
 
+bool has_tensor_hooks(Node& node) {
+  return !node.tensor_pre_hooks().empty() || !node.retains_grad_hooks().empty();
+}
+
 bool is_leaf(const Node* node) {
   return dynamic_cast<const torch::autograd::AccumulateGrad*>(node) != nullptr;
 }
@@ -133,6 +137,23 @@ struct SplitBackward::Graph {
     splits = splits && on_way.count(root.function.get()) > 0;
   }
 
+  /// Whether a hook would see only a part of the gradients, or see them twice: forks run in both
+  /// parts, and the engine calls the hooks of a tensor also where it only captures its gradient.
+  bool repeats_hooks() const {
+    if (!has_input && has_tensor_hooks(*target.function)) return true;
+    return std::any_of(forks.begin(), forks.end(), [](const Fork& fork) {
+      Node& node = *fork.node;
+      const auto is_foreign = [](const auto& hook) {
+        return dynamic_cast<const Listener*>(hook.get()) == nullptr;
+      };
+      const auto& pre = node.pre_hooks();
+      return has_tensor_hooks(node) || !node.post_hooks().empty() ||
+             std::any_of(pre.begin(), pre.end(), is_foreign) ||
+             std::any_of(fork.sides.begin(), fork.sides.end(),
+                         [](const Edge& side) { return has_tensor_hooks(*side.function); });
+    });
+  }
+
   Edge root, target;
   bool has_input;
   std::unordered_set<Node*> on_way;
@@ -148,7 +169,7 @@ SplitBackward::~SplitBackward() = default;
 
 at::Tensor SplitBackward::input_part(const at::Tensor& grad) {
   Graph& graph = *graph_;
-  if (!graph.splits) {
+  if (!graph.splits || graph.repeats_hooks()) {
     const at::Tensor input =
         graph.has_input
             ? static_cast<torch::autograd::AccumulateGrad&>(*graph.target.function).variable

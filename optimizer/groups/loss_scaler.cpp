@@ -26,19 +26,25 @@ DynamicGradScalerOptions checked(const DynamicGradScalerOptions& options) {
   return options;
 }
 
-}  // namespace
-
-void GradScaler::restore(const GradScalerState& state) {
+const GradScalerState& checked(const GradScalerState& state) {
   require<ConfigError>(std::isfinite(state.scale) && state.scale > 0,
                        "loss scale: found {}, allowed: > 0", state.scale);
   require<ConfigError>(state.growth_tracker >= 0, "growth tracker: found {}, allowed: >= 0",
                        state.growth_tracker);
-  state_ = state;
+  return state;
 }
+
+}  // namespace
+
+GradScaler::GradScaler(const GradScalerState& state) : state_(checked(state)) {}
+
+void GradScaler::restore(const GradScalerState& state) { state_ = checked(state); }
 
 ConstantGradScaler::ConstantGradScaler(double scale) : GradScaler({.scale = scale}) {}
 
 void ConstantGradScaler::update(bool /*found_inf*/) {}
+
+void ConstantGradScaler::restore(const GradScalerState& state) { (void)checked(state); }
 
 DynamicGradScaler::DynamicGradScaler(const DynamicGradScalerOptions& options)
     : GradScaler(

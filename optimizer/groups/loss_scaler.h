@@ -35,18 +35,20 @@ class GradScaler {
   const GradScalerState& state() const { return state_; }
   /// Continues from `state`. ConfigError: a scale that is not a positive number, a negative counter
   /// of steps.
-  void restore(const GradScalerState& state);
+  virtual void restore(const GradScalerState& state);
 
  protected:
-  explicit GradScaler(const GradScalerState& state) { restore(state); }
+  explicit GradScaler(const GradScalerState& state);
   GradScalerState state_;
 };
 
-/// A constant factor. ConfigError: a scale that is not a positive number.
+/// A constant factor, whatever state is restored. ConfigError: a scale that is not a positive
+/// number.
 class ConstantGradScaler final : public GradScaler {
  public:
   explicit ConstantGradScaler(double scale);
   void update(bool found_inf) override;
+  void restore(const GradScalerState& state) override;
 };
 
 /// Numbers of DynamicGradScaler.

@@ -42,8 +42,9 @@ StepLists communication_steps(const PipelineSchedule& schedule);
 /// When a rank whose transfers do not block may start its receives: element i lists the receives,
 /// as positions in `steps`, that it starts before step i. Each is started as early as possible, but
 /// not ahead of another transfer with the same rank, nor before the input that arrived from that
-/// rank two messages of the same kind earlier is in use. So at most two inputs wait for their
-/// tasks.
+/// rank two messages of the same kind earlier is in use. So at most two inputs of a kind from one
+/// rank wait for their tasks, if the rank uses them in the order in which they are sent, as in all
+/// schedules of make_schedule(). Otherwise more may wait, each until its task.
 std::vector<std::vector<size_t>> early_receives(const std::vector<PipelineStep>& steps);
 
 }  // namespace lockstep

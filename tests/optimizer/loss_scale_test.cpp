@@ -93,6 +93,27 @@ TEST(LossScale, AnOverflowOnOneRankSkipsTheStepOnAllAndShrinksTheScale) {
     });
 }
 
+TEST(LossScale, IsTheConfiguredOneAfterProgressIsRestored) {
+  const auto restored = [](at::ScalarType dtype, const OptimizerConfig& config,
+                           const OptimizerProgress& progress) {
+    SmallNet net(kLayers, dtype);
+    DistributedDataParallel ddp(net, ParallelState::single_process());
+    Optimizer optimizer({&ddp}, config);
+    optimizer.restore(progress);
+    EXPECT_EQ(optimizer.num_steps(), progress.num_steps);
+    return optimizer.loss_scale();
+  };
+  OptimizerConfig config = adamw_config();
+  config.initial_loss_scale = 4096;
+  const OptimizerProgress of_fp16{.num_steps = 5, .scaler = GradScalerState{.scale = 65536}};
+  EXPECT_EQ(restored(at::kHalf, config, {.num_steps = 5}), 4096);
+  EXPECT_EQ(restored(at::kHalf, config, of_fp16), 65536);
+  EXPECT_EQ(restored(at::kBFloat16, config, of_fp16), 1);
+  config.loss_scale = 1024;
+  EXPECT_EQ(restored(at::kHalf, config, {.num_steps = 5}), 1024);
+  EXPECT_EQ(restored(at::kHalf, config, of_fp16), 1024);
+}
+
 TEST(LossScale, Fp16FollowsDouble) {
   const Setting setting = {.ranks = 2, .overlap_gather = true, .bucket_size = 40};
   run_ranks(2, [&](const ParallelState& state) {

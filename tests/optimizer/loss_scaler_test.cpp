@@ -135,6 +135,9 @@ TEST(ConstantGradScaler, StaysAsItIs) {
   EXPECT_TRUE(throws_with<ConfigError>([] { ConstantGradScaler{-1}; }, "found -1"));
   EXPECT_TRUE(throws_with<ConfigError>(
       [] { ConstantGradScaler{std::numeric_limits<double>::infinity()}; }, "found inf"));
+  scaler.restore({.scale = 2});
+  EXPECT_EQ(scaler.scale(), 128);
+  EXPECT_TRUE(throws_with<ConfigError>([&] { scaler.restore({.scale = 0}); }, "found 0"));
 }
 
 }  // namespace

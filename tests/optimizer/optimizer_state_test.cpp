@@ -158,8 +158,8 @@ TEST(OptimizerState, ProgressThatCannotBeIsRefused) {
   Optimizer optimizer({&ddp}, {});
   EXPECT_TRUE(
       throws_with<ConfigError>([&] { optimizer.restore({.num_steps = -1}); }, "found -1 steps"));
-  EXPECT_TRUE(throws_with<ConfigError>([&] { optimizer.restore({.scaler = {.scale = 0}}); },
-                                       "loss scale: found 0"));
+  EXPECT_TRUE(throws_with<ConfigError>(
+      [&] { optimizer.restore({.scaler = GradScalerState{.scale = 0}}); }, "loss scale: found 0"));
 }
 
 }  // namespace

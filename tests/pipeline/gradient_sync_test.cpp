@@ -1,6 +1,8 @@
-// Which backward of a schedule reduces the gradients of a chunk.
+// Which backward of a schedule reduces the gradients of a chunk, and in which order they are added.
 
 #include <gtest/gtest.h>
+
+#include <algorithm>
 
 #include <ATen/ATen.h>
 
@@ -12,6 +14,7 @@ namespace lockstep {
 namespace {
 
 using testing::run_ranks;
+using testing::ToyBatch;
 using testing::ToyChunks;
 using testing::ToyOracle;
 
@@ -110,6 +113,30 @@ TEST(PipelineGradientSync, EveryStageReducesInTheLastBackwardOfEachChunk) {
   EXPECT_EQ(events_of_stages({.pipeline = 2, .virtual_pipeline = 2, .microbatches = 4})[0],
             (Events{"B0.1", "B1.1", "B0.0", "B1.0", "B2.1", "B3.1", "sync 1", "B2.0", "B3.0",
                     "sync 0", "end"}));
+}
+
+TEST(GradientOrder, IsThatOfTheBackwardTasks) {
+  constexpr int64_t kRanks = 2, kMicrobatches = 4;
+  PipelineSchedule schedule = make_schedule(
+      {.pipeline = kRanks, .microbatches = kMicrobatches, .family = ScheduleFamily::gpipe});
+  for (auto& tasks : schedule.ranks) std::reverse(tasks.begin() + kMicrobatches, tasks.end());
+  const ToyBatch batch;
+  const ToyOracle in_order(kRanks, kMicrobatches, batch);
+  const ToyOracle reversed(kRanks, kMicrobatches, batch, /*reversed=*/true);
+  testing::RankThreadOptions threads;
+  threads.sizes.pipeline = kRanks;
+  run_ranks(
+      kRanks,
+      [&](const ParallelState& state) {
+        const auto rank = static_cast<size_t>(state.rank());
+        const PipelineExecutor executor(state, schedule);
+        ToyChunks chunks(state.rank(), kRanks, 1, batch);
+        executor.run(chunks.stages);
+        const at::Tensor found = chunks.layers[0].weight.grad();
+        EXPECT_TRUE(at::equal(found, reversed.layers[rank].weight.grad()));
+        EXPECT_FALSE(at::equal(found, in_order.layers[rank].weight.grad()));
+      },
+      threads);
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -49,8 +51,30 @@ class SplitBackwardTest : public ::testing::Test {
   /// Two residual layers: one with a norm, one whose weight is a product of two parameters.
   at::Tensor model(const at::Tensor& input) const {
     const at::Tensor normed = at::layer_norm(input, {4}, weights_[3], weights_[4]);
-    const at::Tensor hidden = input + Product::apply(normed, weights_[0]).tanh();
+    const at::Tensor product = Product::apply(normed, weights_[0]);
+    if (hooks_product_) product.register_hook(doubled);
+    const at::Tensor hidden = input + product.tanh();
     return hidden + Product::apply(hidden.sigmoid(), weights_[1] * weights_[2]);
+  }
+
+  static at::Tensor doubled(const at::Tensor& grad) { return grad * 2; }
+
+  /// The two parts compute what a plain backward of the same graph does. Returns the number of
+  /// weight products that are left for the second part.
+  int expect_as_plain(const std::function<at::Tensor(const at::Tensor&)>& run) {
+    const at::Tensor grad = at::randn({5, 4}, at::kDouble);
+    at::Tensor x = at::randn({5, 4}, at::kDouble).requires_grad_(true);
+    if (hooks_input_) x.register_hook(doubled);
+    run(x).backward(grad);
+    const at::Tensor expected_input = x.grad().clone();
+    const auto expected = take_grads();
+    x.mutable_grad() = at::Tensor();
+    SplitBackward split(run(x), x);
+    EXPECT_TRUE(at::equal(split.input_part(grad), expected_input));
+    const int before = weight_products;
+    split.weight_part();
+    expect_equal(take_grads(), expected);
+    return weight_products - before;
   }
 
   std::vector<at::Tensor> take_grads() {
@@ -81,6 +105,7 @@ class SplitBackwardTest : public ::testing::Test {
 
   std::vector<at::Tensor> weights_;
   at::Tensor table_;
+  bool hooks_product_ = false, hooks_input_ = false;
 };
 
 TEST_F(SplitBackwardTest, TheInputFirstThenTheWeightsEachProductOnce) {
@@ -123,18 +148,35 @@ TEST_F(SplitBackwardTest, WithoutAnInputTheFirstPartGoesToTheDeepestParameter) {
 }
 
 TEST_F(SplitBackwardTest, AParameterThatEntersTwiceIsCountedOnceInEach) {
-  const at::Tensor grad = at::randn({5, 4}, at::kDouble);
-  at::Tensor x = at::randn({5, 4}, at::kDouble).requires_grad_(true);
-  const auto twice = [&] {
-    return Product::apply(Product::apply(x, weights_[0]).tanh(), weights_[0]);
-  };
-  twice().backward(grad);
-  const at::Tensor expected_input = x.grad().clone();
-  const auto expected = take_grads();
-  x.mutable_grad() = at::Tensor();
+  EXPECT_EQ(expect_as_plain([&](const at::Tensor& x) {
+              return Product::apply(Product::apply(x, weights_[0]).tanh(), weights_[0]);
+            }),
+            0);
+}
 
-  SplitBackward split(twice(), x);
-  EXPECT_TRUE(at::equal(split.input_part(grad), expected_input));
+TEST_F(SplitBackwardTest, HooksSeeEachGradientOnce) {
+  const auto run = [this](const at::Tensor& x) { return model(x); };
+  EXPECT_EQ(expect_as_plain(run), 2);
+  hooks_input_ = true;  // runs in the first part only
+  EXPECT_EQ(expect_as_plain(run), 2);
+  hooks_product_ = true;
+  EXPECT_EQ(expect_as_plain(run), 0);
+  hooks_product_ = false;
+  for (const size_t hooked : {1, 3}) {  // of the product of two parameters; of the norm
+    const auto hook = weights_[hooked].register_hook(doubled);
+    EXPECT_EQ(expect_as_plain(run), hooked == 3 ? 0 : 2);
+    weights_[hooked].remove_hook(hook);
+  }
+}
+
+TEST_F(SplitBackwardTest, AHookOfTheDeepestParameterIsCalledOnce) {
+  const at::Tensor ids = at::tensor({1, 5, 1}, at::kLong);
+  const at::Tensor grad = at::randn({3, 4}, at::kDouble);
+  table_.register_hook(doubled);
+  model(at::embedding(table_, ids)).backward(grad);
+  const auto expected = take_grads();
+  SplitBackward split(model(at::embedding(table_, ids)), {});
+  split.input_part(grad);
   split.weight_part();
   expect_equal(take_grads(), expected);
 }

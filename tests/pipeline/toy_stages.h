@@ -45,9 +45,12 @@ struct ToyOracle {
   std::vector<ToyLayer> layers;
   std::vector<double> losses;
 
-  ToyOracle(int64_t virtual_stages, int64_t microbatches, const ToyBatch& batch) {
+  /// With `reversed` the last micro-batch comes first.
+  ToyOracle(int64_t virtual_stages, int64_t microbatches, const ToyBatch& batch,
+            bool reversed = false) {
     for (int64_t s = 0; s < virtual_stages; ++s) layers.emplace_back(s);
-    for (int64_t m = 0; m < microbatches; ++m) {
+    for (int64_t i = 0; i < microbatches; ++i) {
+      const int64_t m = reversed ? microbatches - 1 - i : i;
       at::Tensor hidden = batch.input(m);
       for (const ToyLayer& layer : layers) hidden = layer.forward(hidden);
       const at::Tensor loss = batch.loss(m, hidden);
