@@ -8,6 +8,7 @@ import subprocess
 import unittest
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(sm_\w+)'")
+SHARED = re.compile(r"(\d+) bytes smem")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
@@ -46,6 +47,20 @@ class PtxasTest(unittest.TestCase):
                     self.assertEqual(match.groups(), ("0", "0", "0"), entry)
         self.assertGreater(entries, 0)
         self.assertEqual(spills, entries)
+
+    def test_dynamic_shared_memory_leaves_room_for_the_static_one(self):
+        source = pathlib.Path(__file__).parents[2] / "kernels/layers/norm_cuda.cu"
+        limit = eval(re.search(r"kSharedBytes = ([\d ()<+-]+);", source.read_text()).group(1))
+        found = 0
+        for text in messages():
+            entry = ""
+            for line in text.splitlines():
+                if match := ENTRY.search(line):
+                    entry = match.group(1)
+                if "norm_gradient_kernel" in entry and (match := SHARED.search(line)):
+                    found += 1
+                    self.assertLessEqual(int(match.group(1)) + limit, 48 << 10, entry)
+        self.assertGreater(found, 0)
 
     def test_each_kernel_is_built_for_every_architecture(self):
         kernels = {}
