@@ -22,14 +22,21 @@ class Kills(Ranks):
                 "--set", "parallel.distributed_timeout_seconds=20")
 
     def iterations(self, output):
-        return metrics(output)[0] if (output / "metrics.jsonl").exists() else []
+        try:
+            return metrics(output)[0]
+        except FileNotFoundError:
+            return []
 
     def wait_for_progress(self, output, processes, moment):
         """Waits until the run has written another iteration, and `moment` seconds more."""
-        before = (output / "metrics.jsonl").stat().st_mtime_ns if self.iterations(output) else 0
+        def written():
+            try:  # a run that starts anew removes the file
+                return (output / "metrics.jsonl").stat().st_mtime_ns
+            except FileNotFoundError:
+                return 0
+        before = written()
         deadline = time.monotonic() + 60
-        while not self.iterations(output) or \
-                (output / "metrics.jsonl").stat().st_mtime_ns == before:
+        while written() in (0, before) or not self.iterations(output):
             self.assertLess(time.monotonic(), deadline)
             for process in processes:
                 if process.poll() is not None:
