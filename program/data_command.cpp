@@ -10,6 +10,7 @@
 #include "lockstep/core/counted.h"
 #include "lockstep/datasets/build_dataset.h"
 #include "lockstep/datasets/dataset_summary.h"
+#include "lockstep/datasets/document_reader.h"
 #include "lockstep/datasets/merge_datasets.h"
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
@@ -91,6 +92,9 @@ class BuildDisplay {
 };
 
 void build(const DataArguments& arguments) {
+  for (const std::string& path : arguments.build.input)
+    if (is_named_json(path) && !arguments.build.json_keys_given)
+      print_note(fmt::format("'{}' is read as one text; name files of JSON lines .jsonl", path));
   BuildDisplay display;
   const std::unique_ptr<const Tokenizer> tokenizer =
       make_tokenizer(arguments.tokenizer, "--tokenizer");
@@ -139,7 +143,8 @@ void add_data_command(CLI::App& program) {
       "build", "Convert text files into PREFIX.bin and PREFIX.idx, in Megatron's format");
   make->add_option("--input", arguments->build.input,
                    "Text files or .jsonl files, which may be compressed as .gz or .zst. Each line "
-                   "of a .jsonl is a document; any other file is one document")
+                   "of a .jsonl is a document; any other file, a .json too, is one document. A "
+                   "document has at most 2147483647 tokens")
       ->type_name("FILE")
       ->required()
       ->check(check_path);
@@ -157,12 +162,14 @@ void add_data_command(CLI::App& program) {
       ->check(check_path);
   make->add_flag("--append-eod", arguments->build.append_eod,
                  "End each document with the tokenizer's end-of-document id");
-  make->add_option("--json-keys", arguments->build.json_keys,
-                   "Keys of the text in a line of a .jsonl. With several keys, as in text,title, "
-                   "each makes its own data set: PREFIX_text_document, PREFIX_title_document")
-      ->type_name("KEY")
-      ->delimiter(',')
-      ->capture_default_str();
+  const CLI::Option* const keys =
+      make->add_option("--json-keys", arguments->build.json_keys,
+                       "Keys of the text in a line of a .jsonl. With several keys, as in "
+                       "text,title, each makes its own data set: PREFIX_text_document, "
+                       "PREFIX_title_document")
+          ->type_name("KEY")
+          ->delimiter(',')
+          ->capture_default_str();
   make->add_option("--workers", arguments->build.workers,
                    "Number of threads that tokenize; the result does not depend on it")
       ->type_name("N")
@@ -170,9 +177,13 @@ void add_data_command(CLI::App& program) {
       ->capture_default_str();
   make->add_flag(
       "--skip-bad", arguments->build.skip_bad,
-      "Skip lines that are not JSON or have no text, and the unreadable rest of a damaged "
-      "compressed file. Print how many were skipped and where the first ones are");
-  make->callback([arguments] { build(*arguments); });
+      "Skip lines that are not JSON or have no text, documents of too many tokens, and the "
+      "unreadable rest of a damaged compressed file. Print how many were skipped and where the "
+      "first ones are");
+  make->callback([arguments, keys] {
+    arguments->build.json_keys_given = keys->count() > 0;
+    build(*arguments);
+  });
 
   CLI::App* const look = data->add_subcommand(
       "inspect", "Check a data set and print a summary; lengths are in tokens");

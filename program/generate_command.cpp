@@ -4,7 +4,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 
 #include "lockstep/checkpoint/checkpoint_reader.h"
 #include "lockstep/checkpoint/companion_files.h"
@@ -75,18 +74,18 @@ int64_t rank_count(const ParallelConfig& parallel) {
 
 using TokenLists = std::vector<std::vector<int64_t>>;
 
-/// The tokens of each prompt, at least one.
+/// The tokens of each prompt, at least one and all of them ids of the model.
 TokenLists encode_prompts(Tokenizer& tokenizer, const std::vector<std::string>& prompts,
-                          const GenerateArguments& arguments) {
+                          const GenerateArguments& arguments, int64_t vocab_size) {
   TokenLists tokens;
   for (const std::string& prompt : prompts) {
     tokens.push_back(tokenizer.encode(prompt));
-    if (!tokens.back().empty()) continue;
+    const std::string problem =
+        problem_of_prompt(tokens.back(), vocab_size, fmt::format(" in '{}'", prompt));
+    if (problem.empty()) continue;
     const auto line = static_cast<int64_t>(tokens.size() - arguments.prompts.size());
-    require<ConfigError>(line > 0, "--prompt: found no token in '{}', allowed: at least one",
-                         prompt);
-    fail<FileError>("'{}': line {}: found no token in '{}', allowed: at least one", arguments.input,
-                    line, prompt);
+    require<ConfigError>(line > 0, "--prompt: {}", problem);
+    fail<FileError>("'{}': line {}: {}", arguments.input, line, problem);
   }
   return tokens;
 }
@@ -98,11 +97,9 @@ void continue_prompts(const LoadedModel& model, const Tokenizer& tokenizer,
                       const std::function<void(size_t, const std::string&)>& on_text) {
   GenerateOptions options = arguments.options;
   options.vocabulary_size = tokenizer.vocabulary_size();
-  std::set<int64_t> ends;
-  if (!arguments.ignore_eos) ends = ends_of_text(model.saved.config, tokenizer);
+  if (!arguments.ignore_eos) options.ends = ends_of_text(model.saved.config, tokenizer);
   std::vector<StopStrings> stops(prompts.size(), stop);
   const auto listener = [&](size_t i, int64_t token) {
-    if (ends.count(token) > 0) return false;
     on_text(i, stops[i].add(tokenizer.decode_more({token})));
     return !stops[i].found();
   };
@@ -128,7 +125,8 @@ void write_texts(const GenerateArguments& arguments, const std::vector<std::stri
                  const StopStrings& stop, const LoadedModel& model) {
   const bool tells = model.state.rank() == 0;
   const auto tokenizer = make_tokenizer(model.saved.config.data.tokenizer, "data.tokenizer");
-  const TokenLists tokens = encode_prompts(*tokenizer, prompts, arguments);
+  const TokenLists tokens =
+      encode_prompts(*tokenizer, prompts, arguments, model.saved.config.model.vocab_size);
   if (prompts.size() == 1 && !arguments.json) {
     const auto tell = [tells](const std::string& text) {
       if (tells) std::cout << text << std::flush;

@@ -200,6 +200,10 @@ void apply_training_paths(Settings& s, const char* flag) {
   const auto [weights, paths] = weighted_paths(s.values(flag));
   s.set_list("data.path", paths);
   if (weights.size() > 1) s.set("data.blend", fmt::format("{}", fmt::join(weights, ",")));
+  if (weights.empty() && paths.size() > 1)
+    s.note(flag,
+           "without weights the sets are one set of documents, and samples cross from one to the "
+           "next; Megatron-LM draws from each set by its size. data.blend keeps them apart");
 }
 
 void apply_evaluation_paths(Settings& s, const char* flag, const char* field) {
@@ -237,6 +241,15 @@ void apply_tokenizer(Settings& s) {
   } else if (kind.find("SentencePiece") != std::string::npos || kind == "Llama2Tokenizer") {
     s.set("data.tokenizer", "sentencepiece:" + s.value("--tokenizer-model").value_or(""));
     if (!s.found("model.vocab_size")) s.note("--tokenizer-type", unknown);
+  } else if (kind == "HuggingFaceTokenizer" && s.has("--tokenizer-model")) {
+    const std::filesystem::path model = *s.value("--tokenizer-model");
+    const bool is_file = model.extension() == ".json";
+    s.set("data.tokenizer", "hf:" + (is_file ? model : model / "tokenizer.json").string());
+    if (!is_file)
+      s.note("--tokenizer-model",
+             "data.tokenizer reads tokenizer.json of that folder; a model's name on Hugging Face "
+             "must become a folder");
+    if (!s.found("model.vocab_size")) s.note("--tokenizer-type", unknown);
   } else {
     s.note("--tokenizer-type",
            fmt::format("not there: found '{}', allowed for data.tokenizer: byte, gpt2:FOLDER, "
@@ -244,6 +257,15 @@ void apply_tokenizer(Settings& s) {
                        kind));
     if (!s.found("model.vocab_size")) s.note("--tokenizer-type", unknown);
   }
+}
+
+void note_unknown_end_of_document(Settings& s) {
+  if (s.found("data.tokenizer")) return;
+  for (const char* flag : {"--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss"})
+    if (s.has(flag))
+      s.note(flag,
+             "needs data.tokenizer, which names the id that ends a document, also for data sets "
+             "that are built already; its default is byte, with the id 256");
 }
 
 void apply_checkpoint(Settings& s) {
@@ -288,6 +310,7 @@ void apply_megatron_rules(MegatronSettings& settings) {
   apply_batches(settings);
   apply_data_paths(settings);
   apply_tokenizer(settings);
+  note_unknown_end_of_document(settings);
   apply_checkpoint(settings);
   apply_optimizer(settings);
   note_required(settings);

@@ -18,9 +18,11 @@ namespace {
 
 using TokenLists = std::vector<std::vector<int64_t>>;
 
-void check(const TokenLists& prompts, const GenerateOptions& options) {
-  for (const auto& prompt : prompts)
-    require<ConfigError>(!prompt.empty(), "--prompt: is empty, allowed: at least one token");
+void check(const TokenLists& prompts, const GenerateOptions& options, int64_t vocab_size) {
+  for (const auto& prompt : prompts) {
+    const std::string problem = problem_of_prompt(prompt, vocab_size);
+    require<ConfigError>(problem.empty(), "--prompt: {}", problem);
+  }
   require<ConfigError>(options.max_tokens >= 0, "--max-tokens: found {}, allowed: >= 0",
                        options.max_tokens);
   require<ConfigError>(std::isfinite(options.temperature) && options.temperature >= 0,
@@ -131,10 +133,20 @@ class Sequences {
 
 }  // namespace
 
+std::string problem_of_prompt(const std::vector<int64_t>& tokens, int64_t vocab_size,
+                              const std::string& where) {
+  if (tokens.empty()) return fmt::format("found no token{}, allowed: at least one", where);
+  const auto bad = std::find_if(tokens.begin(), tokens.end(),
+                                [&](int64_t id) { return id < 0 || id >= vocab_size; });
+  if (bad == tokens.end()) return "";
+  return fmt::format("found the id {}{}, allowed: 0 to {} (model.vocab_size - 1)", *bad, where,
+                     vocab_size - 1);
+}
+
 TokenLists generate_batch(const GPTModel& model, const TokenLists& prompts,
                           const GenerateOptions& options, const TokenListener& on_token,
                           const ParallelState& state) {
-  check(prompts, options);
+  check(prompts, options, model.config().vocab_size);
   TokenLists generated(prompts.size());
   if (prompts.empty() || options.max_tokens == 0) return generated;
   const at::NoGradGuard no_grad;
@@ -158,6 +170,10 @@ TokenLists generate_batch(const GPTModel& model, const TokenLists& prompts,
       const double uniform = static_cast<double>(random.bits(count) >> 11) * 0x1p-53;
       const int64_t token = sample(own, options, uniform);
       sequences.add(i, token);
+      if (options.ends.contains(token)) {
+        ended[i] = true;
+        continue;
+      }
       generated[i].push_back(token);
       const bool goes_on = !on_token || on_token(i, token);
       ended[i] = !goes_on || static_cast<int64_t>(generated[i].size()) == options.max_tokens;

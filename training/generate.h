@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,15 @@ struct GenerateOptions {
   /// Keeps keys and values, so that each token is read once; false: reads all tokens again for each
   /// new one.
   bool use_cache = true;
+  /// Ids before which a text ends: they are not among its new tokens, and `on_token` does not get
+  /// them.
+  std::set<int64_t> ends = {};
 };
+
+/// What is wrong with a prompt: it has no token, or an id outside the vocabulary. `where` follows
+/// what was found, as in " in 'text'". Empty if nothing is wrong.
+std::string problem_of_prompt(const std::vector<int64_t>& tokens, int64_t vocab_size,
+                              const std::string& where = "");
 
 /// Called with each new token of prompt `prompt`. Returns whether that prompt is to be continued.
 using TokenListener = std::function<bool(size_t prompt, int64_t token)>;
@@ -38,8 +47,8 @@ using TokenListener = std::function<bool(size_t prompt, int64_t token)>;
 /// the same tokens. `on_token` may be empty. Sequences longer than seq_length are read again for
 /// each token, because the positions in the window change with each. If the model is cut over the
 /// ranks of `state`, as load_model() makes it, all of them must call this with the same arguments,
-/// and all get the same tokens. ConfigError names an option that is out of bounds. UsageError: a
-/// logit is NaN.
+/// and all get the same tokens. ConfigError names an option that is out of bounds, and an id of a
+/// prompt outside the model's vocabulary. UsageError: a logit is NaN.
 std::vector<std::vector<int64_t>> generate_batch(
     const GPTModel& model, const std::vector<std::vector<int64_t>>& prompts,
     const GenerateOptions& options, const TokenListener& on_token = {},

@@ -85,6 +85,11 @@ std::map<std::string, std::string> tokenizer_files(const std::string& name) {
   return files;
 }
 
+bool has_tokenizer(const std::map<std::string, std::string>& files) {
+  return files.contains(kTokenizerJson) || files.contains(kTokenizerModel) ||
+         (files.contains(kVocabulary) && files.contains(kMerges));
+}
+
 /// The token that ends a document; unset if the vocabulary has none.
 std::optional<int64_t> end_of_document(const Tokenizer& tokenizer) {
   try {
@@ -207,6 +212,11 @@ Companions find_companions(const Config& config) {
                                    ? new_generation_config(config, *tokenizer)
                                    : read_file(found->second, kLongestCompanion, true);
     result.files.erase(kGenerationConfigFile);
+    if (name != "byte" && !has_tokenizer(result.files))
+      result.note = fmt::format(
+          "the tokenizer '{}' is left out: it consists of tiktoken's ranks, allowed: vocab.json "
+          "and merges.txt, or encoder.json and vocab.bpe",
+          name);
   } catch (const Error& error) {
     result = {.files = {},
               .generation_config = "{\n  \"_from_model_config\": true\n}\n",

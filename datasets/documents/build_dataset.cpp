@@ -25,6 +25,21 @@ int64_t bytes_of_files(const std::vector<std::string>& paths) {
   return sum;
 }
 
+/// Refuses keys that the user has given for a text.
+void check_json_lines(const BuildDataset& build) {
+  const std::vector<std::string>& input = build.input;
+  const bool has_lines = std::any_of(input.begin(), input.end(), [](const std::string& path) {
+    return form_of_input(path) == InputForm::json_lines;
+  });
+  const auto named_json = std::find_if(input.begin(), input.end(), is_named_json);
+  const auto text = has_lines || named_json != input.end() ? named_json : input.begin();
+  if (text == input.end()) return;
+  fail<ConfigError>(
+      "--json-keys: found '{}', and the input '{}', which is read as one text; allowed: files of "
+      "JSON lines, named .jsonl, .jsonl.gz or .jsonl.zst",
+      fmt::join(build.json_keys, ","), *text);
+}
+
 void check_json_keys(const BuildDataset& build) {
   const auto& keys = build.json_keys;
   const auto check = [&](bool good, std::string_view allowed) {
@@ -34,6 +49,7 @@ void check_json_keys(const BuildDataset& build) {
   const std::set<std::string> different(keys.begin(), keys.end());
   check(!keys.empty() && different.size() == keys.size() && !different.contains(""),
         "one or more keys, each once, none of them empty");
+  if (build.json_keys_given) check_json_lines(build);
   if (keys.size() == 1) return;
   for (const std::string& key : keys)
     check(key.find('/') == std::string::npos,
@@ -191,11 +207,14 @@ class DatasetBuilder {
       encoder_.begin_document(form);
     }
     encoder_.feed(piece.bytes);
+    const bool is_text = form == InputForm::text;
+    const auto note = [&](const std::optional<std::string>& problem) {
+      if (problem) note_bad({build_.input[input], is_text ? 0 : piece.line, *problem});
+    };
+    if (is_text && !piece.ends && !build_.skip_bad) note(encoder_.problem_so_far());
     if (piece.ends) {
       const int64_t documents = encoder_.num_documents(), tokens = encoder_.num_tokens();
-      const std::optional<std::string> problem = encoder_.end_document();
-      if (problem)
-        note_bad({build_.input[input], form == InputForm::json_lines ? piece.line : 0, *problem});
+      note(encoder_.end_document());
       done_.documents += encoder_.num_documents() - documents;
       done_.tokens += encoder_.num_tokens() - tokens;
     }

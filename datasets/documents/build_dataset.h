@@ -13,13 +13,17 @@ namespace lockstep {
 
 struct BuildDataset {
   /// Files that may be compressed with gzip (.gz) or zstd (.zst). Before that suffix, .jsonl means
-  /// one document per line; any other file is one document.
+  /// one document per line; any other file is one document. A document has at most 2^31 - 1 tokens,
+  /// because the .idx counts them in 32 bits.
   std::vector<std::string> input;
   std::string output;       ///< prefix of the files that are written
   bool append_eod = false;  ///< end each document with the tokenizer's end_of_document()
   /// The keys under which a JSON line has text. One key makes the data set `output`, several make
   /// the data sets OUTPUT_KEY_document, as Megatron's preprocess_data.py does.
   std::vector<std::string> json_keys = {"text"};
+  /// The user has named the keys: there must be JSON lines among the inputs, and no input may be
+  /// called .json, which would be one text.
+  bool json_keys_given = false;
   int64_t workers = 1;    ///< threads that tokenize; the data sets do not depend on their number
   bool skip_bad = false;  ///< skip bad documents instead of failing
 };
@@ -42,9 +46,10 @@ struct BuildProgress {
 ///
 /// FileError names a file that cannot be read or written, or that ends before the size that it had;
 /// the file, line and byte of a bad document, unless those are skipped: a line that is not a JSON
-/// object or has no string under a key, bytes that are not UTF-8, or compressed data that are
-/// damaged or torn, after which the rest of the file is lost, too; and files without any token. In
-/// these cases nothing is written. ConfigError names json_keys that cannot be used.
+/// object or has no string under a key, bytes that are not UTF-8, a document of too many tokens, or
+/// compressed data that are damaged or torn, after which the rest of the file is lost, too; and
+/// files without any token. In these cases nothing is written. ConfigError names json_keys that
+/// cannot be used.
 BuildProgress build_dataset(const BuildDataset& build,
                             const std::function<std::unique_ptr<Tokenizer>()>& make,
                             const std::function<void(const BuildProgress&)>& progress);

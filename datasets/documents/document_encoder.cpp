@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/core/check.h"
+
 namespace lockstep {
 namespace {
 
@@ -39,12 +41,25 @@ std::optional<std::string> DocumentEncoder::end_document() {
     abandon_document();
     return json_.problem();
   }
+  if (std::optional<std::string> problem = problem_so_far()) {
+    abandon_document();
+    return problem;
+  }
   for (size_t output = 0; output < tokens_.size(); ++output) {
     sink_.end(output, !json || tokens_[output] > 0);
     num_tokens_ += tokens_[output];
   }
   ++num_documents_;
   return std::nullopt;
+}
+
+std::optional<std::string> DocumentEncoder::problem_so_far() const {
+  if (*std::max_element(tokens_.begin(), tokens_.end()) <= options_.most_tokens)
+    return std::nullopt;
+  return fmt::format(
+      "found a document of more than {} tokens, allowed: up to {}, because the .idx counts them in "
+      "32 bits; divide its text over several files or over the lines of a .jsonl",
+      options_.most_tokens, options_.most_tokens);
 }
 
 void DocumentEncoder::abandon_document() {
@@ -61,7 +76,7 @@ void DocumentEncoder::begin(size_t key) {
 }
 
 void DocumentEncoder::append(std::string_view text) {
-  while (!text.empty()) {
+  while (!text.empty() && tokens_[output_] <= options_.most_tokens) {
     const size_t count = std::min(text.size(), kEncodeAtOnce);
     text_ += text.substr(0, count);
     text.remove_prefix(count);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -21,6 +22,8 @@ enum class InputForm {
 struct EncoderOptions {
   std::vector<std::string> keys = {"text"};  ///< of JSON lines; each has its own output
   bool append_eod = false;
+  /// Largest number of tokens of a document in one output; by default that of an `.idx`.
+  int64_t most_tokens = std::numeric_limits<int32_t>::max();
 };
 
 /// Receives the token ids of documents. A document has a sequence in each output; with JSON lines,
@@ -48,6 +51,8 @@ class DocumentEncoder : JsonLineParser::Strings {
   /// Returns what is wrong with the document, which is then dropped; nothing for a good document,
   /// or for a blank line, which is not a document.
   std::optional<std::string> end_document();
+  /// What is already wrong with the text that was begun. Nothing more of it is then tokenized.
+  std::optional<std::string> problem_so_far() const;
   /// Drops the document that was begun.
   void abandon_document();
 

@@ -15,6 +15,8 @@ InputForm form_of_input(std::string_view path) {
   return without_compression(path).ends_with(".jsonl") ? InputForm::json_lines : InputForm::text;
 }
 
+bool is_named_json(std::string_view path) { return without_compression(path).ends_with(".json"); }
+
 DocumentReader::DocumentReader(const std::string& path)
     : DocumentReader(
           std::make_unique<InputFile>(path, InputOptions{.kinds = InputKinds::regular_or_pipe}),

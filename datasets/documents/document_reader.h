@@ -15,6 +15,9 @@ namespace lockstep {
 /// or .jsonl.zst.
 InputForm form_of_input(std::string_view path);
 
+/// Whether the input, which is a text, is called .json, .json.gz or .json.zst.
+bool is_named_json(std::string_view path);
+
 /// The documents of a file one after another, in pieces of at most 1 MiB. Needs no libtorch.
 class DocumentReader {
  public:

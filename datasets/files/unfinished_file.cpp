@@ -8,11 +8,13 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <random>
 #include <utility>
+#include <vector>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/uninterrupted.h"
@@ -44,19 +46,28 @@ bool lock(int file, int how) {
   return uninterrupted([&] { return ::flock(file, how); }) == 0;
 }
 
-/// Removes what killed processes left of the file. A process that still writes one has its lock.
-void remove_abandoned(const std::string& final_path) {
+/// The temporary files of a final name that can be listed.
+std::vector<fs::path> temporary_files(const std::string& final_path) {
   const fs::path path(final_path);
   const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
   const std::string begin = path.filename().string() + std::string(kUnfinished);
+  std::vector<fs::path> files;
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
        entry.increment(error)) {
     const std::string name = entry->path().filename();
-    if (!name.starts_with(begin) || !is_temporary_end(name.substr(begin.size()))) continue;
-    const int file = open_file(entry->path(), 0);
+    if (name.starts_with(begin) && is_temporary_end(name.substr(begin.size())))
+      files.push_back(entry->path());
+  }
+  return files;
+}
+
+/// Removes what killed processes left of the file. A process that still writes one has its lock.
+void remove_abandoned(const std::string& final_path) {
+  for (const fs::path& path : temporary_files(final_path)) {
+    const int file = open_file(path, 0);
     if (file < 0) continue;
-    if (lock(file, LOCK_EX | LOCK_NB)) ::unlink(entry->path().c_str());
+    if (lock(file, LOCK_EX | LOCK_NB)) ::unlink(path.c_str());
     ::close(file);
   }
 }
@@ -124,6 +135,16 @@ void UnfinishedFile::publish() {
   if (std::rename(path_.c_str(), final_path_.c_str()) != 0) fail_with_reason("renamed");
   path_.clear();
   ::close(std::exchange(file_, -1));  // until now the lock kept it from being taken for abandoned
+}
+
+bool is_being_written(const std::string& final_path) {
+  const auto a_minute_ago = fs::file_time_type::clock::now() - std::chrono::minutes(1);
+  const std::vector<fs::path> files = temporary_files(final_path);
+  return std::any_of(files.begin(), files.end(), [&](const fs::path& path) {
+    std::error_code error;
+    const fs::file_time_type written = fs::last_write_time(path, error);
+    return !error && written > a_minute_ago;
+  });
 }
 
 void write_output_file(const std::string& path, std::string_view text) {

@@ -36,6 +36,10 @@ class UnfinishedFile {
   int file_ = -1;
 };
 
+/// Whether an UnfinishedFile of this final name is there into which a process wrote within the last
+/// minute.
+bool is_being_written(const std::string& final_path);
+
 /// Writes a whole file, which appears at the end and replaces an earlier one: the one with the
 /// given name, or the one that a link of that name points to. FileError with the path; an existing
 /// path that is not a regular file is refused.

@@ -82,8 +82,11 @@ std::vector<double> normalize_weights(std::span<const double> weights) {
   require<UsageError>(good && sum > 0 && std::isfinite(sum),
                       "blend: found weights [{}], allowed: >= 0, with a sum > 0",
                       fmt::join(weights, ", "));
-  std::vector<double> shares;
-  for (const double weight : weights) shares.push_back(weight / sum);
+  std::vector<double> shares(weights.begin(), weights.end());
+  for (int pass = 0; pass < 2; ++pass) {
+    const double total = numpy_sum(shares);
+    for (double& share : shares) share /= total;
+  }
   return shares;
 }
 

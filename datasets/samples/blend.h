@@ -14,8 +14,9 @@ struct BlendedSample {
   bool operator==(const BlendedSample&) const = default;
 };
 
-/// `weights` over their sum, with NumPy's rounding. UsageError unless there are 1 to 32767 weights,
-/// >= 0 with a positive sum.
+/// `weights` over their sum, with NumPy's rounding, and the results over theirs, because Megatron
+/// Core's builder and its BlendedDataset each divide: the last bit decides between data sets that
+/// lag equally. UsageError unless there are 1 to 32767 weights, >= 0 with a positive sum.
 std::vector<double> normalize_weights(std::span<const double> weights);
 
 /// `size` samples in the proportions of `weights`, which sum to one: each is from the data set that

@@ -11,17 +11,13 @@ BlendedSource::BlendedSource(std::vector<std::unique_ptr<SampleSource>> sources,
                              std::vector<double> weights)
     : sources_(std::move(sources)), weights_(std::move(weights)), drawn_(1) {
   drawn_[0].resize(sources_.size());
-  const bool endless = std::all_of(sources_.begin(), sources_.end(),
-                                   [](const auto& source) { return source->size() == kEndless; });
-  if (endless) return;
-  for (int64_t block = 0; size_ == kEndless; ++block) {
-    open_block(block);
-    const auto end =
-        std::find_if(samples_.begin(), samples_.end(), [&](const BlendedSample& sample) {
-          return sample.sample >= sources_[static_cast<size_t>(sample.dataset)]->size();
-        });
-    if (end != samples_.end()) size_ = block * kBlock + (end - samples_.begin());
-  }
+  const auto has_size = [](int64_t size) {
+    return [size](const auto& source) { return source->size() == size; };
+  };
+  if (std::any_of(sources_.begin(), sources_.end(), has_size(kEndless))) return;
+  size_ = 0;
+  if (std::any_of(sources_.begin(), sources_.end(), has_size(0))) return;
+  for (const auto& source : sources_) size_ += source->size();
 }
 
 void BlendedSource::open_block(int64_t block) {
@@ -41,7 +37,8 @@ void BlendedSource::read(int64_t sample, std::span<int64_t> out) {
                       size_ - 1);
   open_block(sample / kBlock);
   const BlendedSample at = samples_[static_cast<size_t>(sample % kBlock)];
-  sources_[static_cast<size_t>(at.dataset)]->read(at.sample, out);
+  SampleSource& source = *sources_[static_cast<size_t>(at.dataset)];
+  source.read(at.sample % source.size(), out);
 }
 
 }  // namespace lockstep

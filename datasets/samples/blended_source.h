@@ -11,8 +11,10 @@ namespace lockstep {
 /// Samples of several sources, in Megatron Core's order of a blend.
 class BlendedSource : public SampleSource {
  public:
-  /// `weights`: from normalize_weights(), one for each source. There are samples until a source
-  /// that is to be drawn from has no more.
+  /// `weights`: from normalize_weights(), one for each source. The blend is endless if a source is.
+  /// Otherwise it has as many samples as all sources together, or none if one of them is empty. A
+  /// source that is drawn from more often than it has samples starts again, as Megatron Core's
+  /// validation sets do.
   BlendedSource(std::vector<std::unique_ptr<SampleSource>> sources, std::vector<double> weights);
 
   int64_t size() const override { return size_; }

@@ -54,9 +54,8 @@ std::array<DatasetPart, 2> split_dataset(const DatasetIndex& index,
   const bool dealt_out =
       (share(0) == 0 || parts[0].tokens() > 0) && (share(1) == 0 || parts[1].tokens() > 0);
   if (dealt_out) return parts;
-  const double sum = share(0) + share(1) + share(2);
   const auto place = [&](double before) {
-    return std::min<int64_t>(std::llround(before / sum * static_cast<double>(index.num_tokens)),
+    return std::min<int64_t>(std::llround(before * static_cast<double>(index.num_tokens)),
                              index.num_tokens);
   };
   const int64_t training = place(share(0)), validation = place(share(0) + share(1));

@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <optional>
+#include <thread>
 #include <type_traits>
 #include <utility>
 
@@ -64,6 +66,19 @@ std::optional<SampleIndexView> find_index(const IndexCacheFile& file) {
     // It is built again, with the same bytes.
   }
   return std::nullopt;
+}
+
+/// The index that another process is storing. Where locks do not reach other hosts, each builds,
+/// and one may remove the unfinished file of another as abandoned; the last one completes its own.
+std::optional<SampleIndexView> index_of_another(const IndexCacheFile& file) {
+  constexpr auto kPatience = std::chrono::minutes(1);
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  for (;;) {
+    const bool waits = is_being_written(file.path) && std::chrono::steady_clock::now() < end;
+    if (auto found = find_index(file)) return found;
+    if (!waits) return std::nullopt;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
 }
 
 void write_file(const IndexCacheFile& file, const SampleIndex& index) {
@@ -146,6 +161,7 @@ SampleIndexView cached_sample_index(const IndexCacheFile& file,
     require<FileError>(!error, "'{}' cannot be made: {}", file.path, error.message());
     write_file(file, index);
   } catch (const FileError&) {
+    if (auto found = index_of_another(file)) return *std::move(found);
     if (file.required) throw;
     return view_of(std::move(index));
   }

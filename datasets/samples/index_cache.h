@@ -51,8 +51,9 @@ struct IndexCacheFile {
 /// The index that the file holds; or, if the file is missing, damaged or stale, what `build`
 /// returns, which is then stored in the file. If several ranks call this at the same time, on one
 /// or several hosts, one builds and the others wait for it (an advisory lock on the file .lock in
-/// its folder; if the file system has no locks, each builds). The file appears complete or not at
-/// all. FileError names a `required` file that cannot be written.
+/// its folder; if the file system has no locks, or locks of one host only, each builds, and whoever
+/// cannot store the index takes what another one stores within a minute). The file appears complete
+/// or not at all. FileError names a `required` file that cannot be written.
 SampleIndexView cached_sample_index(const IndexCacheFile& file,
                                     const std::function<SampleIndex()>& build);
 

@@ -53,13 +53,13 @@ std::array<DocumentRange, 3> split_documents(std::span<const double> shares, int
     require<UsageError>(share >= 0, "split: found {}, allowed: shares >= 0", share);
     sum += share;
   }
-  require<UsageError>(sum > 0 && std::isfinite(sum) && shares.size() <= 3,
-                      "split: found {} shares with the sum {}, allowed: up to 3, and a sum > 0",
+  require<UsageError>(std::abs(sum - 1) < 1e-9 && shares.size() <= 3,
+                      "split: found {} shares with the sum {}, allowed: up to 3, with the sum 1",
                       shares.size(), sum);
   std::array<DocumentRange, 3> ranges;
   double before = 0;
   for (size_t i = 0; i < ranges.size(); ++i) {
-    const double after = before + (i < shares.size() ? shares[i] / sum : 0);
+    const double after = before + (i < shares.size() ? shares[i] : 0);
     const auto bound = [&](double share) {
       return std::min(static_cast<int64_t>(std::nearbyint(share * static_cast<double>(documents))),
                       documents);

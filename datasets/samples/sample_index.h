@@ -38,8 +38,9 @@ struct DocumentRange {
   int64_t end = 0;
 };
 
-/// How a split into three relative shares (training, validation, test) distributes documents, as
-/// Megatron's builder does. UsageError unless the shares are >= 0 with a positive sum.
+/// How a split into up to three shares (training, validation, test) distributes documents, as
+/// Megatron's builder does. UsageError unless the shares are >= 0 and sum to one, apart from
+/// rounding: see parse_split().
 std::array<DocumentRange, 3> split_documents(std::span<const double> shares, int64_t documents);
 
 struct SampleIndexOptions {

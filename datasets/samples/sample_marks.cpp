@@ -1,6 +1,10 @@
 #include "lockstep/datasets/sample_marks.h"
 
+#include <algorithm>
+
 #include "lockstep/core/check.h"
+#include "lockstep/core/counted.h"
+#include "lockstep/datasets/indexed_dataset.h"
 #include "lockstep/datasets/tokenizer.h"
 
 namespace lockstep {
@@ -18,6 +22,57 @@ std::vector<int64_t> document_lengths(std::span<const int64_t> tokens, int64_t e
   }
   if (length > 0) lengths.push_back(length);
   return lengths;
+}
+
+/// What the first documents of a data set show.
+struct FirstDocuments {
+  int64_t count = 0;  ///< of those that have tokens
+  int64_t ended = 0;  ///< of those whose last id is the end of a document
+  int64_t largest_id = 0;
+};
+
+FirstDocuments look_at_documents(const IndexedDataset& dataset, int64_t end_of_document) {
+  constexpr int64_t kMostDocuments = 100, kMostTokens = 64;  // of each document, the last ones
+  const DatasetIndex& index = dataset.index();
+  FirstDocuments found;
+  for (int64_t d = 0; d < index.num_documents() && found.count < kMostDocuments; ++d) {
+    int64_t last = index.bounds[d + 1] - 1;
+    while (last >= index.bounds[d] && index.lengths[last] == 0) --last;
+    if (last < index.bounds[d]) continue;
+    const int64_t length = index.lengths[last];
+    std::vector<int64_t> ids(static_cast<size_t>(std::min(length, kMostTokens)));
+    dataset.sequence(last).read(length - static_cast<int64_t>(ids.size()), ids);
+    ++found.count;
+    if (ids.back() == end_of_document) ++found.ended;
+    found.largest_id = std::max(found.largest_id, *std::max_element(ids.begin(), ids.end()));
+  }
+  return found;
+}
+
+const char* field_of_marks(const DataConfig& config) {
+  return config.reset_position_ids     ? "data.reset_position_ids"
+         : config.reset_attention_mask ? "data.reset_attention_mask"
+                                       : "data.eod_mask_loss";
+}
+
+/// A note on the first data set whose documents do not end with the tokenizer's end of a document.
+std::string note_on_ends(const DataConfig& config, const Tokenizer& tokenizer) {
+  const int64_t end = tokenizer.end_of_document();
+  std::string note;
+  for (const auto* const paths : {&config.path, &config.valid_path, &config.test_path})
+    for (const std::string& path : *paths) {
+      if (!is_dataset_prefix(path)) continue;
+      const FirstDocuments found = look_at_documents(IndexedDataset(path), end);
+      if (found.count == 0 || found.ended > 0) continue;
+      if (!note.empty()) continue;
+      note = fmt::format(
+          "{}: of the first {} of '{}' none ends with {}, the end of a document of {} "
+          "(data.tokenizer)",
+          field_of_marks(config), counted(found.count, "document"), path, end, config.tokenizer);
+      if (found.largest_id >= tokenizer.vocabulary_size())
+        note += fmt::format("; they have the id {}, which that tokenizer lacks", found.largest_id);
+    }
+  return note;
 }
 
 }  // namespace
@@ -49,15 +104,14 @@ SampleSources with_document_marks(SampleSources sources, const DataConfig& confi
                                   int64_t vocabulary_size) {
   if (!config.reset_position_ids && !config.reset_attention_mask && !config.eod_mask_loss)
     return sources;
-  const int64_t end = make_tokenizer(config.tokenizer, "data.tokenizer")->end_of_document();
+  const auto tokenizer = make_tokenizer(config.tokenizer, "data.tokenizer");
+  const int64_t end = tokenizer->end_of_document();
   require<ConfigError>(end < vocabulary_size,
-                       "model.vocab_size: found {}, allowed with data.{}: more than {}, the end of "
+                       "model.vocab_size: found {}, allowed with {}: more than {}, the end of "
                        "a document of data.tokenizer = {}",
-                       vocabulary_size,
-                       config.reset_position_ids     ? "reset_position_ids"
-                       : config.reset_attention_mask ? "reset_attention_mask"
-                                                     : "eod_mask_loss",
-                       end, config.tokenizer);
+                       vocabulary_size, field_of_marks(config), end, config.tokenizer);
+  if (std::string note = note_on_ends(config, *tokenizer); !note.empty())
+    sources.notes.push_back(std::move(note));
   const DocumentRules rules = {end, config.reset_position_ids, config.reset_attention_mask,
                                config.eod_mask_loss};
   for (std::unique_ptr<SampleSource>* const source :

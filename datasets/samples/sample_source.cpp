@@ -30,7 +30,8 @@ std::shared_ptr<const IndexedDataset> open_dataset(const std::string& prefix) {
 
 /// The two splits of data sets that together are one set of documents.
 SampleSources open_documents(const DataConfig& config, const std::vector<std::string>& prefixes,
-                             int64_t vocabulary_size, int64_t seq_length, uint64_t seed) {
+                             int64_t vocabulary_size, int64_t seq_length, uint64_t seed,
+                             ShortText short_validation = ShortText::has_no_sample) {
   const std::vector<double> shares = parse_split(split_of(config));
   DocumentList training(vocabulary_size, kVocabularyField);
   DocumentList validation(vocabulary_size, kVocabularyField);
@@ -42,7 +43,7 @@ SampleSources open_documents(const DataConfig& config, const std::vector<std::st
   }
   return {std::make_unique<DocumentSource>(std::move(training), seq_length, seed,
                                            cache_options(config, prefixes.front())),
-          std::make_unique<WindowSource>(validation.text(), seq_length), nullptr};
+          std::make_unique<WindowSource>(validation.text(), seq_length, short_validation), nullptr};
 }
 
 SampleSources open_blend(const DataConfig& config, int64_t vocabulary_size, int64_t seq_length,
@@ -50,13 +51,20 @@ SampleSources open_blend(const DataConfig& config, int64_t vocabulary_size, int6
   const std::vector<double> weights =
       normalize_weights(parse_blend(*config.blend, config.path.size()));
   std::vector<std::unique_ptr<SampleSource>> training, validation;
+  std::string empty;
   for (const std::string& prefix : config.path) {
-    SampleSources sources = open_documents(config, {prefix}, vocabulary_size, seq_length, seed);
+    SampleSources sources =
+        open_documents(config, {prefix}, vocabulary_size, seq_length, seed, ShortText::is_repeated);
+    if (empty.empty() && sources.validation->size() == 0)
+      empty =
+          fmt::format("data.split: the validation part of '{}' has no token for a sample", prefix);
     training.push_back(std::move(sources.training));
     validation.push_back(std::move(sources.validation));
   }
-  return {std::make_unique<BlendedSource>(std::move(training), weights),
-          std::make_unique<BlendedSource>(std::move(validation), weights), nullptr};
+  return {.training = std::make_unique<BlendedSource>(std::move(training), weights),
+          .validation = std::make_unique<BlendedSource>(std::move(validation), weights),
+          .test = nullptr,
+          .empty_validation = std::move(empty)};
 }
 
 /// The sources of `config.path`, by its split.
@@ -104,7 +112,10 @@ SampleSources open_samples(const DataConfig& config, int64_t vocabulary_size, in
   const auto open = [&](const std::vector<std::string>& paths, const char* field) {
     return open_whole(paths, field, config, vocabulary_size, seq_length);
   };
-  if (!config.valid_path.empty()) sources.validation = open(config.valid_path, "data.valid_path");
+  if (!config.valid_path.empty()) {
+    sources.validation = open(config.valid_path, "data.valid_path");
+    sources.empty_validation.clear();
+  }
   if (!config.test_path.empty()) sources.test = open(config.test_path, "data.test_path");
   return with_document_marks(std::move(sources), config, vocabulary_size);
 }

@@ -53,11 +53,14 @@ struct SampleSources {
   std::unique_ptr<SampleSource> validation;  ///< windows from the beginning of the validation text
   std::unique_ptr<SampleSource> test;        ///< the same for the test text; null if none is named
   std::vector<std::string> notes = {};       ///< what to tell the user about the data
+  /// Which part of a blend leaves validation without a sample; empty if none does.
+  std::string empty_validation = {};
 };
 
 /// Opens what `config.path` names. Data sets in Megatron's format are split by documents
-/// (split_dataset()) and read in Megatron's order; several are blended if `config.blend` says so,
-/// otherwise they are one set of documents. If a text file is among the paths, all of them form one
+/// (split_dataset()) and read in Megatron's order; several are blended if `config.blend` says so
+/// (BlendedSource), otherwise they are one set of documents, whose samples cross from one data set
+/// to the next. If a text file is among the paths, all of them form one
 /// text that is read in random windows (read_text(), SampleOrder). If `config.valid_path` is set,
 /// `path` is only for training and validation reads all of `valid_path`; likewise the test reads
 /// all of `test_path`. With `config.mock` no file is read (MockSource). Documents in samples are

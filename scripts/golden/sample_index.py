@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy
 from megatron.core.datasets import helpers_cpp
+from megatron.core.datasets.blended_dataset import BlendedDataset
 from megatron.core.datasets.blended_megatron_dataset_config import (
     convert_split_vector_to_split_matrix, parse_and_normalize_split)
 from megatron.core.datasets.gpt_dataset import GPTDataset
@@ -52,15 +53,38 @@ def sample_case(rng):
                        "order": order.tolist()}
 
 
+class EndlessDataset:
+    """What BlendedDataset asks of a data set."""
+
+    index_split = Split.train
+    unique_identifiers = {}
+
+    def __len__(self):
+        return 1 << 40
+
+
+def blended(weights, size):
+    """As BlendedMegatronDatasetBuilder makes it, which normalizes the weights before the class
+    does."""
+    config = SimpleNamespace(defer_npy_index_mmap=False, path_to_cache=None)
+    blend = BlendedDataset([EndlessDataset() for _ in weights], normalize(weights), size, config)
+    return {"weights": weights, "shares": blend.weights, "datasets": blend.dataset_index.tolist(),
+            "samples": blend.dataset_sample_index.tolist()}
+
+
 def blend_case(rng, count):
-    weights = [rng.choice([0, rng.random(), rng.randint(1, 100)]) for _ in range(count)]
+    weights = [rng.choice([0.1, rng.random(), rng.randint(1, 100)]) for _ in range(count)]
     weights[0] += 1
-    size = rng.randint(20, 60)
-    datasets, samples = numpy.zeros(size, numpy.int16), numpy.zeros(size, numpy.int64)
-    helpers_cpp.build_blending_indices(datasets, samples, numpy.array(normalize(weights)), count,
-                                       size, False)
-    return {"weights": weights, "shares": normalize(weights), "datasets": datasets.tolist(),
-            "samples": samples.tolist()}
+    return blended(weights, rng.randint(20, 60))
+
+
+def tied_blend_cases():
+    """Weights of one or two decimals, where rounding decides between data sets that lag equally."""
+    rng = random.Random(7)
+    cases = [[0.6, 0.3, 0.1], [0.15, 0.12], [0.12, 0.11, 0.02], [1.1, 1.3, 0.2]]
+    for count in (2, 3, 4, 5, 7):
+        cases.append([rng.randint(1, 99) / rng.choice([10, 100]) for _ in range(count)])
+    return [blended(weights, 80) for weights in cases]
 
 
 def blend_all_case(rng):
@@ -74,15 +98,25 @@ def blend_all_case(rng):
     return {"sizes": sizes, "datasets": datasets.tolist(), "samples": samples.tolist()}
 
 
+def split_documents(split, documents):
+    matrix = convert_split_vector_to_split_matrix(parse_and_normalize_split(split))
+    ranges = [r and [int(round(b * float(documents))) for b in r] for r in matrix]
+    return {"split": split, "documents": documents, "ranges": ranges}
+
+
 def split_case(rng):
     shares = [rng.choice([0, rng.randint(1, 999), round(rng.random(), 3)])
               for _ in range(rng.randint(1, 3))]
     shares[0] += 1
-    documents = rng.randint(0, 200)
-    matrix = convert_split_vector_to_split_matrix(
-        parse_and_normalize_split(",".join(map(str, shares))))
-    ranges = [r and [int(round(b * float(documents))) for b in r] for r in matrix]
-    return {"shares": shares, "documents": documents, "ranges": ranges}
+    shares += [0] * (2 - len(shares))
+    return split_documents(",".join(map(str, shares)), rng.randint(0, 200))
+
+
+def tied_split_cases():
+    """Shares whose bounds lie in the middle between two documents."""
+    return [split_documents(split, documents)
+            for split in ("70,20,10", "0.6,0.3,0.1", "90,10", "0.35,0.65", "1.4,0.2,0.4")
+            for documents in (5, 15, 25, 110)]
 
 
 def shuffle_case(rng):
@@ -98,9 +132,10 @@ def shuffle_case(rng):
 def main():
     rng = random.Random(12)
     golden = {"samples": [sample_case(rng) for _ in range(60)],
-              "blends": [blend_case(rng, n) for n in (1, 2, 3, 5, 8, 9, 17, 40, 150)],
+              "blends": [blend_case(rng, n) for n in (1, 2, 3, 5, 8, 9, 17, 40, 150)]
+              + tied_blend_cases(),
               "exhaustive": [blend_all_case(rng) for _ in range(12)],
-              "splits": [split_case(rng) for _ in range(30)],
+              "splits": [split_case(rng) for _ in range(30)] + tied_split_cases(),
               "shuffles": [shuffle_case(rng) for _ in range(5)]}
     text = json.dumps(golden, separators=(",", ":"))
     target = SOURCE / "tests/datasets/sample_index_golden.json"

@@ -259,6 +259,27 @@ TEST_F(HuggingFaceShards, BringTheTokenizerAlong) {
             std::string::npos);
 }
 
+TEST_F(HuggingFaceShards, DoNotTakeTiktokensRanksAlongAndSaySo) {
+  constexpr const char* kBase64 =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string ranks;  // of one token per byte
+  for (int byte = 0; byte < 256; ++byte)
+    ranks += std::string{kBase64[byte >> 2], kBase64[(byte & 3) << 4]} +
+             "== " + std::to_string(byte) + "\n";
+  const std::string tokenizer = "gpt2:" + folder_.path().string();
+  folder_.write("r50k_base.tiktoken", ranks);
+  save(kGpt2);
+  config_.data.tokenizer = tokenizer;
+  save_model(ours_, 1, config_, GPTModel(config_.model));
+  EXPECT_EQ(export_to_hugging_face(ours_, folder_.path() / "out", {}),
+            "the tokenizer '" + tokenizer +
+                "' is left out: it consists of tiktoken's ranks, allowed: vocab.json and "
+                "merges.txt, or encoder.json and vocab.bpe");
+  folder_.write("vocab.json", vocabulary_of_bytes());
+  folder_.write("merges.txt", "#version: 0.2\n");
+  EXPECT_EQ(export_to_hugging_face(ours_, folder_.path() / "complete", {}), "");
+}
+
 TEST_F(HuggingFaceShards, AFailedImportLeavesTheTokenizerOfTheOneBefore) {
   save(kGpt2);
   const std::string out = export_as("out", {}), back = folder_.path() / "back";

@@ -124,6 +124,26 @@ TEST_F(BuildDatasetTest, EachKeyHasASet) {
       "one key, because 'x.txt' is a text"));
 }
 
+TEST_F(BuildDatasetTest, KeysThatAreGivenAreNotThoseOfATextAlone) {
+  const std::string lines = folder_.write("a.jsonl", line_of("aa")),
+                    json = folder_.write("a.json", "{}"), text = folder_.write("b.txt", "b");
+  BuildDataset options;
+  for (const std::string key : {"text", "content"}) {
+    options.json_keys = {key};
+    options.json_keys_given = true;
+    for (const auto& [input, found] :
+         {std::pair<std::vector<std::string>, std::string>{{json}, json},
+          {{text}, text},
+          {{lines, text, json}, json}})
+      EXPECT_TRUE(throws_with<ConfigError>(
+          [&] { build(input, options); },
+          "--json-keys: found '" + key + "', and the input '" + found + "', which is read as one"));
+  }
+  options.json_keys = {"text"};
+  EXPECT_EQ(build({lines, text}, options).documents, 2);
+  EXPECT_EQ(build({json}).documents, 1);
+}
+
 TEST_F(BuildDatasetTest, LinesLongerThanAPieceAreTheSame) {
   const std::string word = "all work and no play \u00e9 ";
   std::string text;

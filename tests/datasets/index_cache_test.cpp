@@ -1,15 +1,20 @@
 #include "lockstep/datasets/index_cache.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <csignal>
 #include <filesystem>
+#include <memory>
 #include <random>
 #include <thread>
 
 #include "lockstep/core/error.h"
+#include "lockstep/datasets/unfinished_file.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -131,6 +136,51 @@ TEST_F(CachedIndex, OneOfManyProcessesBuilds) {
   for (const auto& entry : std::filesystem::directory_iterator(folder_.path() / "new/folder"))
     files += entry.is_regular_file() ? 1 : 0;
   EXPECT_EQ(files, 2u);  // the index and the lock
+}
+
+/// While it lives, no file of this process can grow.
+class FullDisk {
+ public:
+  FullDisk() : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit full = {0, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &full);
+  }
+  ~FullDisk() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+  FullDisk(const FullDisk&) = delete;
+  FullDisk& operator=(const FullDisk&) = delete;
+
+ private:
+  void (*handler_)(int);
+  rlimit before_ = {};
+};
+
+// As on a file system whose locks do not reach other hosts.
+TEST_F(CachedIndex, WhatAnotherProcessStoresReplacesWhatCannotBeWritten) {
+  for (const int delay : {0, 200}) {  // milliseconds
+    path_ = folder_.path() / ("index" + std::to_string(delay));
+    std::unique_ptr<UnfinishedFile> theirs;
+    std::unique_ptr<FullDisk> full;
+    std::thread other;
+    const SampleIndexView view = cached_sample_index({path_, "a", /*required=*/true}, [&] {
+      theirs = std::make_unique<UnfinishedFile>(path_);
+      theirs->write(file_of(small_index(2), "a"));
+      theirs->sync();
+      full = std::make_unique<FullDisk>();
+      other = std::thread([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(delay));
+        theirs->publish();
+      });
+      if (delay == 0) other.join();
+      return small_index(1);
+    });
+    full.reset();
+    if (delay > 0) other.join();
+    expect_equal(view, small_index(2));
+  }
 }
 
 TEST_F(CachedIndex, AFileThatCannotBeWritten) {

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <set>
 
+#include "lockstep/core/config_rules.h"
 #include "lockstep/core/error.h"
 #include "lockstep/datasets/blend.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -116,7 +117,7 @@ TEST(SampleIndex, NamesWhatIsWrong) {
 TEST(SplitDocuments, EqualsMegatrons) {
   for (const Json& test : sample_index_golden()["splits"]) {
     const auto ranges =
-        split_documents(test["shares"].get<std::vector<double>>(), test["documents"]);
+        split_documents(parse_split(test["split"].get<std::string>()), test["documents"]);
     for (size_t i = 0; i < ranges.size(); ++i) {
       const Json& expected = test["ranges"][i];
       if (expected.is_null())
@@ -127,7 +128,7 @@ TEST(SplitDocuments, EqualsMegatrons) {
   }
   const std::vector<double> negative = {1, -1}, none = {0, 0};
   EXPECT_TRUE(throws_with<UsageError>([&] { split_documents(negative, 3); }, "found -1"));
-  EXPECT_TRUE(throws_with<UsageError>([&] { split_documents(none, 3); }, "a sum > 0"));
+  EXPECT_TRUE(throws_with<UsageError>([&] { split_documents(none, 3); }, "with the sum 1"));
 }
 
 Json datasets_of(const std::vector<BlendedSample>& samples) {

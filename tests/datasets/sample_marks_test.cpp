@@ -53,8 +53,10 @@ class MarkedSamplesTest : public ::testing::Test {
   SampleSources open(const std::vector<std::string>& fields, int64_t vocabulary_size = 257) {
     IndexedDatasetWriter writer(folder_.path() / "set", TokenType::uint16);
     for (int64_t document = 0; document < 40; ++document) {
-      writer.append(Ids{7, 8, 9, 256});
-      writer.end_sequence();
+      for (const Ids& sequence : document_) {
+        writer.append(sequence);
+        writer.end_sequence();
+      }
       writer.end_document();
     }
     writer.finish();
@@ -64,6 +66,7 @@ class MarkedSamplesTest : public ::testing::Test {
   }
 
   TemporaryFolder folder_;
+  std::vector<Ids> document_ = {{7, 8, 9, 256}};
 };
 
 TEST_F(MarkedSamplesTest, TrainingAndValidationAreMarked) {
@@ -79,6 +82,30 @@ TEST_F(MarkedSamplesTest, TrainingAndValidationAreMarked) {
     EXPECT_GE(marks.documents.size(), 3U);
   }
   EXPECT_EQ(plain.validation->size(), marked.validation->size());
+}
+
+TEST_F(MarkedSamplesTest, ATokenizerThatIsNotThatOfTheDataIsTold) {
+  constexpr int64_t kGpt2 = 50257;
+  const std::vector<std::string> fields = {"data.eod_mask_loss=true"};
+  for (const std::vector<Ids>& document :
+       {std::vector<Ids>{{7, 8, 9, 256}}, {{7, 8}, {30000, 256}}, {{7, 8, 30000, 256}, {}}}) {
+    document_ = document;
+    EXPECT_TRUE(open(fields, kGpt2).notes.empty());
+  }
+  document_ = {{7, 8, 9, 256}, {10, 11}};
+  EXPECT_EQ(open(fields).notes,
+            std::vector<std::string>{"data.eod_mask_loss: of the first 40 documents of '" +
+                                     (folder_.path() / "set").string() +
+                                     "' none ends with 256, the end of a document of byte "
+                                     "(data.tokenizer)"});
+  // GPT-2's " t" is 256, and its end of a document 50256.
+  document_ = {{1169, 256, 4178, 50256}};
+  const std::vector<std::string> notes = open(fields, kGpt2).notes;
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_TRUE(
+      notes[0].ends_with("(data.tokenizer); they have the id 50256, which that tokenizer lacks"))
+      << notes[0];
+  EXPECT_TRUE(open({}, kGpt2).notes.empty());
 }
 
 TEST_F(MarkedSamplesTest, WhatCannotBeIsRefusedByName) {

@@ -144,10 +144,11 @@ TEST_F(SampleSourceTest, SplitsTakeDocumentsAndTokensWhereThereAreTooFew) {
         numbers.push_back(n);
     return numbers;
   };
-  EXPECT_EQ(parts_of(all, {8, 2}), (Ids{0, 8, 0, 0, 0, 47, 8, 10, 0, 0, 47, 59}));
+  EXPECT_EQ(parts_of(all, {0.8, 0.2}), (Ids{0, 8, 0, 0, 0, 47, 8, 10, 0, 0, 47, 59}));
   EXPECT_EQ(parts_of(all, {1, 0}), (Ids{0, 10, 0, 0, 0, 59, 10, 10, 0, 0, 59, 59}));
-  EXPECT_EQ(parts_of({documents(1, 20)[0]}, {9, 1}), (Ids{0, 1, 0, 2, 0, 18, 0, 1, 18, 0, 18, 20}));
-  EXPECT_EQ(parts_of({{}, {1, 2, 3}, {}, {4, 5, 6, 7, 8, 9, 10}}, {60, 40}),
+  EXPECT_EQ(parts_of({documents(1, 20)[0]}, {0.9, 0.1}),
+            (Ids{0, 1, 0, 2, 0, 18, 0, 1, 18, 0, 18, 20}));
+  EXPECT_EQ(parts_of({{}, {1, 2, 3}, {}, {4, 5, 6, 7, 8, 9, 10}}, {0.6, 0.4}),
             (Ids{0, 2, 0, 0, 0, 3, 2, 4, 0, 0, 3, 10}));
 
   const SampleSources cut = open({write("one", {documents(1, 1000)[0]})}, "75,20,5");
@@ -190,13 +191,36 @@ TEST_F(SampleSourceTest, BlendsTakeTheirShares) {
               sample_of(*sources[order[static_cast<size_t>(k)].dataset].training,
                         order[static_cast<size_t>(k)].sample))
         << k;
-  const int64_t windows = sources[1].validation->size();
-  const int64_t size = blended.validation->size();
-  EXPECT_NEAR(static_cast<double>(size), static_cast<double>(windows) / 0.7, 2);
-  for (int64_t k = 0; k < size; ++k)
+  // The second set is drawn from more often than it has windows.
+  const int64_t windows[] = {sources[0].validation->size(), sources[1].validation->size()};
+  ASSERT_EQ(blended.validation->size(), windows[0] + windows[1]);
+  for (int64_t k = 0; k < windows[0] + windows[1]; ++k) {
+    const auto [dataset, sample] = order[static_cast<size_t>(k)];
     EXPECT_EQ(sample_of(*blended.validation, k),
-              sample_of(*sources[order[static_cast<size_t>(k)].dataset].validation,
-                        order[static_cast<size_t>(k)].sample));
+              sample_of(*sources[dataset].validation, sample % windows[dataset]));
+  }
+}
+
+TEST_F(SampleSourceTest, ABlendsValidationHasAllSetsHoweverShort) {
+  const std::string a = write("a", documents(40, 30)), b = write("b", {Ids(100, 9), {7, 8}});
+  EXPECT_EQ(open({b}, "50,50").validation->size(), 0);
+  const int64_t windows = open({a}, "50,50").validation->size();
+  blend_ = "0.5,0.5";
+  for (const bool is_first : {true, false}) {
+    const SampleSources sources = is_first ? open({b, a}, "50,50") : open({a, b}, "50,50");
+    ASSERT_EQ(sources.validation->size(), windows + 1);
+    for (int64_t k = 0; k < 10; ++k)
+      EXPECT_EQ(sample_of(*sources.validation, k) == (Ids{7, 8, 7, 8, 7}),
+                (k % 2 == 0) == is_first);
+    EXPECT_EQ(sources.empty_validation, "");
+  }
+  // One token of `a`, and none of `b`.
+  const SampleSources empty = open({a, b}, "1000,1");
+  EXPECT_EQ(empty.validation->size(), 0);
+  EXPECT_NE(empty.empty_validation.find("data.split: the validation part of '" + b + "' has no"),
+            std::string::npos)
+      << empty.empty_validation;
+  EXPECT_EQ(sample_of(*empty.training, 1), Ids(kLength + 1, 9));
 }
 
 TEST_F(SampleSourceTest, ValidationAndTestHaveDataOfTheirOwn) {

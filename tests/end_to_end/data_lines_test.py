@@ -114,6 +114,12 @@ class DataLines(EndToEnd):
         self.assertEqual((summary["documents"], summary["sequences"]), (2, 1))
         self.assert_failed(self.build(path, self.folder / "text", flags=("--json-keys", "a,b")), 2,
                            "--json-keys: found 'a,b', allowed: one key, because")
+        json_file = self.write("b.json", b'{"text": "b"}\n')
+        self.assert_failed(self.build(json_file, flags=("--json-keys", "text")), 2,
+                           f"--json-keys: found 'text', and the input '{json_file}', which is read as")
+        result = self.build(json_file)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn(f"lockstep: '{json_file}' is read as one text", result.stderr.decode())
         self.assert_failed(self.build(path, flags=("--json-keys", "")), 2,
                            "--json-keys: found '', allowed: one or more keys")
         self.assert_failed(self.build(path, flags=("--workers", 0)), 2, "--workers", "found '0'")

@@ -222,6 +222,9 @@ class Data(EndToEnd):
         self.assertNotEqual(curves[0], curves[1])
         result, _ = self.train(None, "data.blend=1,2,3")
         self.assert_failed(result, 2, "data.blend: found '1,2,3', allowed: a weight > 0 for each of")
+        result, _ = self.train(None, "data.split=1,0")
+        self.assert_failed(result, 2, f"data.split: the validation part of '{prefixes[0]}' has no token "
+                           "for a sample, which takes more tokens than model.seq_length (32); allowed")
         self.write_config([prefixes[0], self.folder / "text"], 'blend: "1,1"')
         result, _ = self.train(None)
         self.assert_failed(result, 2, "data.blend: found '1,1', allowed where all of data.path are data "

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import unittest
 
-from support import LOCKSTEP, SOURCE, EndToEnd, launch, run
+from support import LOCKSTEP, SOURCE, EndToEnd, byte_tokenizer, launch, run
 
 # A stand-in for lm-evaluation-harness: it asks twice and prints the answers.
 HARNESS = {
@@ -61,6 +61,19 @@ class Generate(EndToEnd):
             self.assertEqual(result.stdout, b"")
         result = run(LOCKSTEP, "generate", self.checkpoint, "--prompt", "")
         self.assert_failed(result, 2, "--prompt: found no token in '', allowed: at least one")
+
+    def test_a_prompt_with_an_id_that_the_model_lacks_is_named(self):
+        small = self.folder / "small"
+        result = run(LOCKSTEP, "train", self.config, "--output", small, "--set", "data.mock=true",
+                     "--set", "model.vocab_size=100", "--set", "train.train_iters=1", "--set",
+                     f"data.tokenizer={byte_tokenizer(self.folder)}")
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        what = "found the id 122 in 'Oz', allowed: 0 to 99 (model.vocab_size - 1)"
+        command = (LOCKSTEP, "generate", small / "checkpoint", "--max-tokens", "2")
+        self.assert_failed(run(*command, "--prompt", "Oz"), 2, f"--prompt: {what}")
+        lines = self.folder / "prompts"
+        lines.write_text("O\nOz\n")
+        self.assert_failed(run(*command, "--input", lines), 1, f"prompts': line 2: {what}")
 
     def test_a_token_that_the_tokenizer_lacks_never_comes(self):
         larger = self.folder / "larger"

@@ -1,5 +1,5 @@
-"""`lockstep megatron-flags`: iterations that are counted from samples, and expressions that would
-take for ever."""
+"""`lockstep megatron-flags`: iterations that are counted from samples, and scripts and expressions
+that could take for ever."""
 
 import re
 import shlex
@@ -47,6 +47,14 @@ class MegatronBatches(EndToEnd):
         _, notes = self.convert("--global-batch-size 0 --train-samples 1000 --rampup-batch-size "
                                 "16 16 100", status=2)
         self.assertIn("--train-samples: not there: without a constant --global-batch-size", notes)
+
+    def test_torn_scripts_end(self):
+        for text in ("", "A=(", "A=(--x", "'", '"', "$", "${", "$(", "\\", "A=", "(", ")", ";;&&",
+                     "#", "A=('", "pretrain.py --num-layers", "`", "--num-layers \"$("):
+            path = self.folder / "torn"
+            path.write_text(text)
+            result = run(LOCKSTEP, "megatron-flags", "--file", path, timeout=10)
+            self.assertEqual(result.returncode, 2, (text, result.stderr))
 
     def test_expressions_that_would_not_end_are_refused_by_name(self):
         deep = "(" * 100000 + "["

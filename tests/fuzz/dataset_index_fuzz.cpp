@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (int64_t i = 0; i < index.num_sequences(); ++i) tokens += index.lengths[i];
     fuzz::check(tokens == index.num_tokens, "the lengths add up to the tokens");
     fuzz::check(index.bounds[index.num_documents()] == index.num_sequences(), "the last bound");
-    const double shares[] = {90, 9, 1};
+    const double shares[] = {0.9, 0.09, 0.01};
     const auto parts = split_dataset(index, shares);
     fuzz::check(parts[0].begin == 0 && parts[0].end == parts[1].begin &&
                     parts[1].end <= index.num_tokens && parts[1].begin <= parts[1].end,
