@@ -48,6 +48,7 @@ class Activations {
         chunk_(config.model.cross_entropy_chunk_size),
         on_cuda_(config.train.device == DeviceChoice::cuda),
         wider_buffers_(element_ < wide_ && config.ddp.grad_reduce_in_fp32),
+        defers_weights_(config.parallel.pipeline_schedule == PipelineScheduleFamily::zb_h1),
         saved_parts_(
             config_.distribute_saved_activations ? config.parallel.tensor_model_parallel_size : 1) {
   }
@@ -79,8 +80,9 @@ class Activations {
     const int64_t sums = config_.label_smoothing > 0 ? 4 : 3;
     return sum(norm(), kept_logits(), product(sums + 1, tokens_, wide_), token_ids());
   }
-  /// The logits that are kept; they are freed before backward reaches the layers.
   int64_t kept_logits() const { return chunk_ ? 0 : logits(tokens_); }
+  /// Whether what the weights' gradients need stays until after backward.
+  bool defers_weights() const { return defers_weights_; }
   /// The gradient of the rows of the word embeddings. If the table is also the output layer's, both
   /// gradients exist at a time unless the products add theirs to the buffer.
   int64_t table_gradient() const {
@@ -320,6 +322,7 @@ class Activations {
   std::optional<int64_t> chunk_;  ///< tokens whose logits exist at a time
   bool on_cuda_;
   bool wider_buffers_;  ///< gradient buffers are wider than gradients
+  bool defers_weights_;
   int64_t saved_parts_;
 };
 
@@ -363,18 +366,19 @@ ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk,
                   chunk.has_output ? activations.output() : 0);
   const bool selective = config.model.recompute_granularity == RecomputeGranularity::selective;
   if (selective && chunk.num_layers > 0) largest_recomputed = activations.attention_core();
+  const int64_t freed = activations.defers_weights() ? 0 : sum(plan.layers, plan.ends);
+  const int64_t in_embedding = chunk.has_embedding ? activations.table_gradient() - freed : 0;
   if (!chunk.has_output) {
-    plan.working = sum(largest_recomputed, there);
+    plan.working = std::max(sum(largest_recomputed, there), in_embedding);
     return plan;
   }
   const bool full = config.model.recompute_granularity == RecomputeGranularity::full;
   const int64_t gradients = chunk.num_layers > 0 ? activations.layer_gradients() : 0;
   const int64_t in_layer = full ? largest_recomputed + activations.hidden_gradients()
                                 : std::max(largest_recomputed, gradients);
-  plan.working =
-      sum(there, std::max(activations.output_gradients(), in_layer - activations.kept_logits()));
+  const int64_t logits = activations.defers_weights() ? 0 : activations.kept_logits();
+  plan.working = sum(there, std::max(activations.output_gradients(), in_layer - logits));
   if (!chunk.has_embedding) return plan;
-  const int64_t in_embedding = activations.table_gradient() - plan.layers - plan.ends;
   plan.working = sum(activations.tied_gradient(), std::max(plan.working, in_embedding));
   return plan;
 }

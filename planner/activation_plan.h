@@ -69,14 +69,14 @@ struct ActivationPlan {
   /// - in the output layer: the gradient of its input, T h e; on the CPU with e < w 256 tokens of
   ///   its operands, 256 (V + h) w; with cross_entropy_chunk_size = C the logits of a chunk, C V e,
   ///   and then with sequence parallelism also the input of all ranks, T h e.
-  /// - in a layer, when the logits T V e are free: 2 t h e and the gradients of the feed-forward
-  ///   network; or one recomputed layer, piece or attention core. An upper bound if other layers
-  ///   after it are free by then. With model.offload_activations on CUDA also two inputs of
-  ///   recomputed layers, and in each of the three cases two of the largest layers that are not
-  ///   recomputed.
-  /// - on the stage of embedding and output, when all layers are free: V h e of the embedding's
-  ///   gradient. With tied tables, e = w and all logits at once, V h e more in each of the three
-  ///   cases.
+  /// - in a layer, when the logits T V e are free (under ZB-H1 they are not): 2 t h e and the
+  ///   gradients of the feed-forward network; or one recomputed layer, piece or attention core. An
+  ///   upper bound if other layers after it are free by then. With model.offload_activations on
+  ///   CUDA also two inputs of recomputed layers, and in each of the three cases two of the largest
+  ///   layers that are not recomputed.
+  /// - on the stage of the embedding, when all layers are free (under ZB-H1 they are not): V h e of
+  ///   the embedding's gradient. With the output on the same stage, tied tables, e = w and all
+  ///   logits at once, V h e more in each of the three cases.
   int64_t working = 0;
 };
 

@@ -164,7 +164,8 @@ void write_json(std::ostream& out, const JobReport& report) {
                        {"memory", memory_json(report.memory)},
                        {"links", links_json(report.links)}};
   if (report.time) json["time"] = time_json(*report.time);
-  out << json.dump() << "\n";
+  // Paths and names are any bytes.
+  out << json.dump(-1, ' ', false, ordered_json::error_handler_t::replace) << "\n";
 }
 
 void write_text(std::ostream& out, const JobReport& report) {

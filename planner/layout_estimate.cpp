@@ -50,10 +50,7 @@ LayoutEstimator::LayoutEstimator(const Config& config, int64_t world_size, const
       all_parameters_(real(num_parameters(config))) {
   const TransformerConfig& model = config.model;
   const double layers = real(model.num_layers);
-  expert_parameters_ = 0;
-  if (model.num_experts && *model.num_experts > model.moe_router_topk)
-    expert_parameters_ = (all_parameters_ - real(num_active_parameters(config))) /
-                         (1 - real(model.moe_router_topk) / real(*model.num_experts));
+  expert_parameters_ = real(num_expert_parameters(config));
   const double output = 2 * real(model.hidden_size) * real(model.vocab_size);
   attention_flops_ =
       2 * real(model.num_attention_heads) * real(*model.kv_channels) * real(model.seq_length);

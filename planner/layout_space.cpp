@@ -187,11 +187,12 @@ class Visitor {
     }
   }
 
-  /// Whether the choices that save memory are legal in `layout`, which is legal with others. That
-  /// depends on whether there are ranks to share with, not on how many.
+  /// Whether the choices that save memory, and several instances, are legal in `layout`, which is
+  /// legal with others. That depends on whether there are ranks to share with, not on how many.
   bool allows_memory(const JobLayout& layout) {
-    const auto [known, is_new] = allowed_.try_emplace(
-        {layout.recompute, layout.sharding, layout.tensor > 1, layout.pipeline > 1});
+    const auto [known, is_new] =
+        allowed_.try_emplace({layout.recompute, layout.sharding, layout.tensor > 1,
+                              layout.pipeline > 1, layout.instances > 1});
     if (is_new) known->second = checked(layout).has_value();
     return known->second;
   }
@@ -235,7 +236,8 @@ class Visitor {
     for (const int64_t count : choices(kInstances, given_.instances, counts)) {
       layout.instances = count;
       ++looked_at_;
-      if (count == 1 || shards(layout)) visit_(layout);
+      const bool fits = count == 1 || (shards(layout) && common % count == 0);
+      if (fits && allows_memory(layout)) visit_(layout);
     }
   }
 
@@ -243,7 +245,7 @@ class Visitor {
   const JobLayout given_;
   const LayoutSpace& space_;
   const std::function<void(const JobLayout&)>& visit_;
-  std::map<std::tuple<RecomputeGranularity, ShardingStrategy, bool, bool>, bool> allowed_;
+  std::map<std::tuple<RecomputeGranularity, ShardingStrategy, bool, bool, bool>, bool> allowed_;
   int64_t looked_at_ = 0;
 };
 

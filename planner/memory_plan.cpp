@@ -157,32 +157,59 @@ class Planner {
   }
 
   /// The number of pieces in flight, each of one micro-batch in one chunk.
-  int64_t chunks_in_flight(int64_t stage) const {
-    const ScheduleOptions options = schedule_options(config_, num_microbatches_);
-    const int64_t pieces = checked_mul(num_microbatches_, options.virtual_pipeline, "pieces");
+  static int64_t chunks_in_flight(const ScheduleOptions& options, int64_t stage) {
+    const int64_t pieces = checked_mul(options.microbatches, options.virtual_pipeline, "pieces");
     if (options.family == ScheduleFamily::gpipe) return pieces;
     if (options.family == ScheduleFamily::zb_h1) return std::min(pieces, options.pipeline);
     return std::min(pieces, num_warmup_microbatches(options, stage) + 1);
   }
 
+  /// The number of those in chunk 0 of the first stage, at most, if there are several chunks.
+  static int64_t first_chunks_in_flight(const ScheduleOptions& options) {
+    const auto table =
+        schedule_table(options.microbatches, options.virtual_pipeline, options.group_size());
+    const auto ahead = static_cast<size_t>(num_warmup_microbatches(options, 0));
+    int64_t now = 0, most = 0;
+    for (size_t k = 0; k < table.size(); ++k) {
+      if (table[k].second == 0) most = std::max(most, ++now);
+      // Backward passes through the chunks in the opposite order.
+      if (k >= ahead && table[k - ahead].second + 1 == options.virtual_pipeline) --now;
+    }
+    return most;
+  }
+
+  /// The number of micro-batches of which `chunk` keeps what its embedding or output needs.
+  static int64_t ends_in_flight(const ScheduleOptions& options, int64_t stage,
+                                const ModelChunk& chunk) {
+    if (options.virtual_pipeline == 1) return chunks_in_flight(options, stage);
+    // The backward of the last chunk follows its forward.
+    return chunk.has_embedding ? first_chunks_in_flight(options) : 1;
+  }
+
   void add_activations(StageMemory& memory, const std::vector<ModelChunk>& chunks) const {
+    const ScheduleOptions options = schedule_options(config_, num_microbatches_);
+    const int64_t in_flight = chunks_in_flight(options, memory.stage);
     int64_t largest_layers = 0, working = 0, on_host = 0;
     for (const ModelChunk& chunk : chunks) {
       const ActivationPlan plan = plan_activations(config_, chunk, chunk.first_layer);
       largest_layers = std::max(largest_layers, plan.layers);
       working = std::max(working, plan.working);
       on_host = std::max(on_host, plan.on_host);
-      add(memory.activation_bytes, plan.ends);
+      if (plan.ends > 0)
+        add(memory.activation_bytes,
+            times(ends_in_flight(options, memory.stage, chunk), plan.ends));
       add(memory.activation_bytes, rotary_table_bytes(config_, chunk));
     }
-    add(memory.activation_bytes, times(chunks_in_flight(memory.stage), largest_layers));
+    add(memory.activation_bytes, times(in_flight, largest_layers));
     add(memory.activation_bytes, working);
-    add(memory.host_bytes, times(chunks_in_flight(memory.stage), on_host));
+    add(memory.host_bytes, times(in_flight, on_host));
   }
 
   void add_transfers(StageMemory& memory) const {
-    const int64_t neighbours = (memory.stage > 0 ? 1 : 0) +
-                               (memory.stage + 1 < parallel_.pipeline_model_parallel_size ? 1 : 0);
+    const int64_t stages = parallel_.pipeline_model_parallel_size;
+    const bool is_ring = parallel_.virtual_pipeline_model_parallel_size.value_or(1) > 1;
+    const int64_t neighbours =
+        is_ring ? 2 : (memory.stage > 0 ? 1 : 0) + (memory.stage + 1 < stages ? 1 : 0);
     const int64_t parts = parallel_.context_parallel_size *
                           (parallel_.sequence_parallel ? parallel_.tensor_model_parallel_size : 1);
     const int64_t tokens = times(config_.model.seq_length / parts, config_.train.micro_batch_size);

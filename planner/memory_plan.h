@@ -33,13 +33,14 @@ struct StageMemory {
   /// Bytes that autograd keeps of the micro-batches in flight, bytes that backward needs in
   /// addition, and bytes of rotary tables; see activation_plan.h. Micro-batches in flight: under
   /// 1F1B min(micro-batches, stages - stage) (with V > 1 chunks per rank, one piece of one chunk
-  /// more than the schedule's warm-up, see num_warmup_microbatches()); under GPipe all
-  /// micro-batches; under ZB-H1 min(micro-batches, stages).
+  /// more than the schedule's warm-up, see num_warmup_microbatches(), of which one at a time has
+  /// logits); under GPipe all micro-batches; under ZB-H1 min(micro-batches, stages), as if a
+  /// micro-batch kept everything until its weight gradients are computed.
   int64_t activation_bytes = 0;
   /// Bytes of buffers that communication needs besides what it sends: an activation and a gradient
-  /// from the neighbouring stages and, unless train.device = cuda, room for the terms of the other
-  /// ranks in two gradient reductions (one if there is only one bucket). Gradients and parameters
-  /// themselves are sent in place.
+  /// from the neighbouring stages (with V > 1 the first and the last one are neighbours) and,
+  /// unless train.device = cuda, room for the terms of the other ranks in two gradient reductions
+  /// (one if there is only one bucket). Gradients and parameters themselves are sent in place.
   int64_t communication_bytes = 0;
   /// With train.device = cuda: bytes of host memory, besides those of the device. With
   /// optimizer.offload, the state of the optimizer, and a gradient and a parameter for each of its

@@ -101,13 +101,18 @@ int64_t num_trained_parameters(const Config& config) {
   return numel;
 }
 
-int64_t num_active_parameters(const Config& config) {
-  int64_t idle = 0;
+int64_t num_expert_parameters(const Config& config) {
+  int64_t numel = 0;
   for (const ShapedParameter& param : model_parameters(config))
-    if (param.description.is_expert)
-      idle += param.numel() / *config.model.num_experts *
-              (*config.model.num_experts - config.model.moe_router_topk);
-  return num_parameters(config) - idle;
+    if (param.description.is_expert) numel = checked_add(numel, param.numel(), "parameters");
+  return numel;
+}
+
+int64_t num_active_parameters(const Config& config) {
+  if (!config.model.num_experts) return num_parameters(config);
+  const int64_t experts = *config.model.num_experts;
+  return num_parameters(config) -
+         num_expert_parameters(config) / experts * (experts - config.model.moe_router_topk);
 }
 
 }  // namespace lockstep

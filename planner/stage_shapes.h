@@ -64,6 +64,9 @@ int64_t num_parameters(const Config& config);
 /// The elements that are trained: with lora.rank those of the adapters.
 int64_t num_trained_parameters(const Config& config);
 
+/// The elements of experts, without those that all tokens share.
+int64_t num_expert_parameters(const Config& config);
+
 /// The elements that a token uses: of the experts', moe_router_topk of num_experts.
 int64_t num_active_parameters(const Config& config);
 

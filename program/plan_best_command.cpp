@@ -81,7 +81,16 @@ void write_best_json(const LayoutSearch& search) {
                             {"set", layout.overrides}});
   for (const RefusedLayout& layout : search.refused)
     json["refused"].push_back({{"set", layout.overrides}, {"reason", layout.reason}});
-  std::cout << json.dump() << "\n";
+  std::cout << json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
+}
+
+/// "2 layouts refused, the first (--set ...): ..."
+std::string refusals_of(const LayoutSearch& search) {
+  const RefusedLayout& first = search.refused.front();
+  return fmt::format("{} refused, the first ({}): {}",
+                     counted(static_cast<int64_t>(search.refused.size()), "layout"),
+                     first.overrides.empty() ? "as configured" : set_line(first.overrides),
+                     first.reason);
 }
 
 void write_best_text(const LayoutSearch& search, const Machine& machine) {
@@ -97,11 +106,17 @@ void write_best_text(const LayoutSearch& search, const Machine& machine) {
         loss.empty() ? "" : fmt::format("; against the best: {}", loss),
         layout.overrides.empty() ? "as configured" : set_line(layout.overrides));
   }
-  if (!search.refused.empty())
-    std::cout << fmt::format("\n{} refused, the first ({}): {}\n",
-                             counted(static_cast<int64_t>(search.refused.size()), "layout"),
-                             set_line(search.refused.front().overrides),
-                             search.refused.front().reason);
+  if (!search.refused.empty()) std::cout << "\n" << refusals_of(search) << "\n";
+}
+
+std::string why_none(const BestArguments& arguments, const LayoutSearch& search) {
+  const LayoutSearchOptions& options = arguments.options;
+  const std::string counts = fmt::format("{} legal, {} too large", search.legal, search.too_large);
+  if (search.refused.empty())
+    return fmt::format("no layout of {} ranks fits {} GiB: {}", options.space.world_size,
+                       arguments.memory_gib, counts);
+  return fmt::format("found no layout of {} ranks within {} GiB: {}, {}", options.space.world_size,
+                     arguments.memory_gib, counts, refusals_of(search));
 }
 
 void plan_best(const CLI::App& command, BestArguments& arguments) {
@@ -119,7 +134,7 @@ void plan_best(const CLI::App& command, BestArguments& arguments) {
   LayoutSearch search;
   try {
     search = search_layouts(load, arguments.options, machine);
-  } catch (const ConfigError& error) {
+  } catch (const Error& error) {  // also sizes that do not fit into 64 bits
     fail<ConfigError>("{}", with_option_names(command, error.what()));
   }
   if (arguments.json)
@@ -127,10 +142,7 @@ void plan_best(const CLI::App& command, BestArguments& arguments) {
   else
     write_best_text(search, machine);
   flush_output(command);
-  if (search.best.empty())
-    throw ExitStatus{1, fmt::format("no layout of {} ranks fits {} GiB: {} legal, {} too large",
-                                    arguments.options.space.world_size, arguments.memory_gib,
-                                    search.legal, search.too_large)};
+  if (search.best.empty()) throw ExitStatus{1, why_none(arguments, search)};
 }
 
 constexpr const char* kBestFooter =
@@ -138,7 +150,8 @@ constexpr const char* kBestFooter =
     "pipeline and expert parallelism, chunks of a pipeline rank, optimizer instances, "
     "micro-batches of 1, 2, 4, 8 and 16 sequences, recomputation and sharding. A formula estimates "
     "each layout. The best that fit in memory are simulated, as by `lockstep plan time`, and "
-    "verified, as by `lockstep plan verify`. For the fastest three, other pipeline schedules and "
+    "verified, as by `lockstep plan verify`; the next ones take the places of those that are "
+    "refused then. For the fastest three, other pipeline schedules and "
     "bucket sizes are simulated too. Only simulated layouts are listed. train.global_batch_size "
     "must be set and is not changed.\n"
     "Do not set fields in CONFIG that a layout would have to unset: virtual pipeline stages, "
@@ -160,7 +173,9 @@ void add_plan_best_command(CLI::App& plan) {
       ->type_name("GIB")
       ->required()
       ->check(check_positive);
-  command->add_option("--simulate", options.num_simulated, "Maximum number of layouts to simulate")
+  command
+      ->add_option("--simulate", options.num_simulated,
+                   "Number of layouts to simulate, without those that are refused then")
       ->capture_default_str()
       ->check(check_at_least(1));
   command

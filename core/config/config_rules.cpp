@@ -18,6 +18,7 @@
 #include "lockstep/core/lora_rules.h"
 #include "lockstep/core/optimizer_rules.h"
 #include "lockstep/core/tensor_parallel_rules.h"
+#include "lockstep/core/unusable_sizes.h"
 
 namespace lockstep {
 namespace {
@@ -212,9 +213,11 @@ void check_rules(const Config& given) {
   check_attention(config.model, names);
   check_model(config.model);
   check_parallel(config.parallel);
-  check_tensor_parallel(config.model, config.parallel, names);
-  check_context_parallel(config.model, config.parallel, names);
-  check_experts(config.model, config.parallel, names);
+  refuse_unusable_sizes([&] {
+    check_tensor_parallel(config.model, config.parallel, names);
+    check_context_parallel(config.model, config.parallel, names);
+    check_experts(config.model, config.parallel, names);
+  });
   check_ddp(config.ddp);
   check_optimizer(config);
   require<ConfigError>(

@@ -102,7 +102,7 @@ void check_context_parallel(const TransformerConfig& model, const ParallelConfig
   if (hierarchical) context_parallel_levels(parallel);
   const int64_t ranks = parallel.context_parallel_size;
   if (ranks == 1) return;
-  const int64_t chunks = checked_mul(2, ranks, "chunks of a sequence");
+  const int64_t chunks = checked_mul(2, ranks, "chunks of parallel.context_parallel_size");
   require<ConfigError>(model.seq_length % chunks == 0,
                        "model.seq_length: found {}, allowed: a multiple of 2 * "
                        "parallel.context_parallel_size ({})",

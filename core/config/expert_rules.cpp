@@ -82,7 +82,8 @@ void check_layout(const TransformerConfig& model, const ParallelConfig& parallel
     div_exact(*model.moe_shared_expert_intermediate_size, tp,
               "model.moe_shared_expert_intermediate_size", "parallel.tensor_model_parallel_size");
   const int64_t parts =
-      checked_mul(tp, parallel.context_parallel_size, "ranks that cut a sequence");
+      checked_mul(tp, parallel.context_parallel_size,
+                  "parallel.tensor_model_parallel_size * parallel.context_parallel_size");
   require<ConfigError>(model.seq_length % parts == 0,
                        "model.seq_length: found {}, allowed with model.num_experts: a multiple of "
                        "parallel.tensor_model_parallel_size * parallel.context_parallel_size ({})",

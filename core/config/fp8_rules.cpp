@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/integers.h"
 
 namespace lockstep {
 namespace {
@@ -56,6 +57,26 @@ void check_layers(const Config& config) {
                        start > layers ? end : start, start > layers ? "end" : "start", layers);
 }
 
+/// The number of tokens is a dimension of the products for the gradients of weights.
+void check_tokens(const Config& config) {
+  const ParallelConfig& parallel = config.parallel;
+  const int64_t ranks = std::max<int64_t>(1, parallel.context_parallel_size);
+  const int64_t tokens = config.model.seq_length / ranks;
+  require<ConfigError>(tokens % kMultiple == 0,
+                       "model.seq_length: found {}{}, allowed with train.fp8: multiples of {}",
+                       config.model.seq_length,
+                       ranks == 1 ? "" : fmt::format(", {} tokens on each rank of cp", tokens),
+                       kMultiple);
+  if (!config.model.multi_latent_attention || !parallel.sequence_parallel) return;
+  const int64_t own = checked_mul(tokens / parallel.tensor_model_parallel_size,
+                                  config.train.micro_batch_size, "tokens of a micro-batch");
+  require<ConfigError>(own % kMultiple == 0,
+                       "model.seq_length: found {}, so that a rank of tp has {} tokens of a "
+                       "micro-batch, allowed with train.fp8, model.multi_latent_attention and "
+                       "parallel.sequence_parallel: multiples of {}",
+                       config.model.seq_length, own, kMultiple);
+}
+
 }  // namespace
 
 void check_fp8(const Config& config) {
@@ -74,13 +95,7 @@ void check_fp8(const Config& config) {
                        "tensorwise; rowwise needs fp8 = e4m3");
   if (train.fp8_recipe != Fp8Recipe::delayed)
     check_delayed_fields(train, "train.fp8_recipe is not delayed; allowed with: delayed");
-  const int64_t ranks = std::max<int64_t>(1, config.parallel.context_parallel_size);
-  const int64_t tokens = config.model.seq_length / ranks;
-  require<ConfigError>(tokens % kMultiple == 0,
-                       "model.seq_length: found {}{}, allowed with train.fp8: multiples of {}",
-                       config.model.seq_length,
-                       ranks == 1 ? "" : fmt::format(", {} tokens on each rank of cp", tokens),
-                       kMultiple);
+  check_tokens(config);
   check_layers(config);
 }
 

@@ -6,9 +6,10 @@
 namespace lockstep {
 
 /// Throws ConfigError, naming the field: fields of fp8 without train.fp8, and of delayed scaling
-/// with another recipe; fp16 or fp64; experts; rowwise scales with two formats; sequences of a rank
-/// of cp that are not a multiple of 16 tokens; more layers left out than there are; recorded steps.
-/// `config` is resolved.
+/// with another recipe; fp16 or fp64; rowwise scales with two formats; sequences of a rank of cp
+/// that are not a multiple of 16 tokens; with latent attention and sequence parallelism,
+/// micro-batches of a rank of tp that are not one; more layers left out than there are; recorded
+/// steps. `config` is resolved.
 void check_fp8(const Config& config);
 
 }  // namespace lockstep

@@ -29,7 +29,8 @@ void check_sequence(const TransformerConfig& model, const ParallelConfig& parall
                        "parallel.sequence_parallel: found true, allowed with: {} > 1 (found {})",
                        kTensor, ranks);
   const int64_t parts =
-      checked_mul(ranks, parallel.context_parallel_size, "ranks that cut a sequence");
+      checked_mul(ranks, parallel.context_parallel_size,
+                  "parallel.tensor_model_parallel_size * parallel.context_parallel_size");
   require<ConfigError>(model.seq_length % parts == 0,
                        "model.seq_length: found {}, allowed with parallel.sequence_parallel: a "
                        "multiple of {} * parallel.context_parallel_size ({})",
@@ -56,8 +57,9 @@ int64_t padded_vocab_size(int64_t vocab_size, int64_t make_vocab_size_divisible_
                           int64_t tensor_parallel) {
   return checked_round_up(
       vocab_size,
-      checked_mul(make_vocab_size_divisible_by, tensor_parallel, "vocabulary's multiple"),
-      "padded vocabulary");
+      checked_mul(make_vocab_size_divisible_by, tensor_parallel,
+                  "model.make_vocab_size_divisible_by * parallel.tensor_model_parallel_size"),
+      "padded model.vocab_size");
 }
 
 int64_t padded_vocab_size(const TransformerConfig& model, int64_t tensor_parallel) {

@@ -39,6 +39,26 @@ class PlanInputs(EndToEnd):
                 for error in self.refused(*overrides):
                     self.assertIn(part, error)
 
+    def test_sizes_beyond_64_bits_are_refused(self):
+        large = 2**62
+        for fields, part in (
+                ({"parallel.tensor_model_parallel_size": large,
+                  "parallel.context_parallel_size": large, "parallel.sequence_parallel": "true"},
+                 "parallel.tensor_model_parallel_size * parallel.context_parallel_size"),
+                ({"train.micro_batch_size": large, "train.global_batch_size": large},
+                 "train.micro_batch_size"),
+                ({"model.hidden_size": large, "model.ffn_hidden_size": 4}, "model.")):
+            options = [word for path, value in fields.items() for word in ("--set", f"{path}={value}")]
+            with self.subTest(part):
+                for error in self.refused(*options):
+                    self.assertIn(part, error)
+                    self.assertIn("does not fit into 64 bits", error)
+                best = ("best", TINY, "--memory", 1)  # which chooses the micro-batch
+                for command in (("time", TINY), (TINY,), *([best] if "train" not in part else [])):
+                    error = self.plan(*command, "--world-size", 2, "--machine", A100, *options,
+                                      status=2)
+                    self.assertIn("does not fit into 64 bits", error)
+
     def test_other_tokenizers_have_other_vocabularies(self):
         self.plan("verify", TINY, "--world-size", 2, "--set", "data.tokenizer=hf:t.json", "--set",
                   "model.vocab_size=200")

@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import os
 import re
 import unittest
 import xml.etree.ElementTree as ElementTree
@@ -218,6 +219,30 @@ class PlanReport(EndToEnd):
                 (("none.textproto", "--world-size", 2), "none.textproto")):
             with self.subTest(told):
                 self.assert_failed(run(LOCKSTEP, "plan", *arguments), 2, told)
+
+    def test_all_parts_are_of_one_vocabulary(self):
+        odd = (TINY, "--world-size", 2, "--set", "model.vocab_size=300")
+        for device, multiple in (("auto", 1), ("cpu", 1), ("cuda", 128)):
+            with self.subTest(device):
+                report = self.ask(*odd, "--set", f"train.device={device}")
+                gradients = 4 * sum(buffer["numel"] for buffer in report["buffers"])
+                [use] = [use for use in report["links"]["groups"] if use["group"] == "dp-cp"]
+                # Of two ranks each sends all gradients, and a few numbers.
+                self.assertGreaterEqual(use["most_of_a_rank"], gradients)
+                self.assertLess(use["most_of_a_rank"], gradients + 200)
+                same = self.ask(*odd, "--set", f"train.device={device}", "--set",
+                                f"model.make_vocab_size_divisible_by={multiple}")
+                self.assertEqual(report, same)
+
+    def test_names_are_any_bytes(self):
+        config = os.fsencode(self.folder) + b"/caf\xe9.textproto"
+        machine = os.fsencode(self.folder) + b"/\xe9.textproto"
+        with open(config, "wb") as file:
+            file.write(TINY.read_bytes())
+        with open(machine, "wb") as file:
+            file.write((SOURCE / "configs/machines/dgx_a100.textproto").read_bytes())
+        report = self.ask(os.fsdecode(config), "--world-size", 1, "--machine", os.fsdecode(machine))
+        self.assertTrue(report["job"].endswith("caf\ufffd.textproto on 1 rank"), report["job"])
 
     def test_a_name_is_a_configuration_too(self):
         self.assertEqual(self.ask("tiny", "--world-size", 1)["world_size"], 1)

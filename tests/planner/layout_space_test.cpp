@@ -179,6 +179,30 @@ TEST(LayoutSpace, ShardsWhereThereAreReplicas) {
   EXPECT_EQ(expert, (std::set<int64_t>{1, 2, 4}));
 }
 
+TEST(LayoutSpace, LeavesOutInstancesThatAnotherFieldRefuses) {
+  const Strings given = {"ddp.reduce_scatter_with_fp32_accumulation=true",
+                         "ddp.use_distributed_optimizer=true"};
+  for (const bool refuses : {true, false}) {
+    const Config config = config_of(kModel, refuses ? given : Strings{});
+    int64_t most = 0;
+    visit_layouts(config, {.world_size = 4}, [&](const JobLayout& layout) {
+      most = std::max(most, layout.instances);
+      EXPECT_NO_THROW(validate(with_layout(config, layout)));
+    });
+    EXPECT_EQ(most, refuses ? 1 : 2);
+  }
+  const auto visits = [&](const char* instances) {
+    const Config config = config_of(
+        kModel, {"ddp.use_distributed_optimizer=true",
+                 fmt::format("parallel.num_distributed_optimizer_instances={}", instances)});
+    return visited(config,
+                   {.world_size = 4, .kept = {"parallel.num_distributed_optimizer_instances"}})
+        .size();
+  };
+  EXPECT_GT(visits("2"), 0u);
+  EXPECT_EQ(visits("3"), 0u);
+}
+
 TEST(LayoutSpace, HasNoSequenceParallelismWhereSavedActivationsAreDistributed) {
   const Strings given = {"parallel.tensor_model_parallel_size=2",
                          "model.recompute_granularity=full",
@@ -272,9 +296,13 @@ TEST(LayoutEstimator, GathersExpertsFromTheRanksThatHoldTheSame) {
 
 TEST(LayoutEstimator, NeedsNoMoreMemoryThanThePlan) {
   const Machine machine = products_alone(1e9);
-  for (const char* text : {kModel, kExperts})
+  const std::vector<std::pair<const char*, Strings>> models = {
+      {kModel, {}}, {kExperts, {}}, {kExperts, {"model.moe_router_topk=4"}}};
+  for (const auto& [text, all] : models)
     for (const char* precision : {"fp32", "bf16", "fp64"}) {
-      const Config config = config_of(text, {fmt::format("train.precision={}", precision)});
+      Strings set = all;
+      set.push_back(fmt::format("train.precision={}", precision));
+      const Config config = config_of(text, set);
       LayoutEstimator estimator(config, 4, machine);
       visit_layouts(config, {.world_size = 4}, [&](const JobLayout& layout) {
         int64_t most = 0;

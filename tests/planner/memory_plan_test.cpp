@@ -249,31 +249,6 @@ TEST(MemoryPlan, ARuleOfOnesOwnTakesThePlaceOfTheConfigurations) {
   EXPECT_EQ(matrix_layout(small(adam).optimizer, &matrices), MatrixLayout::whole);
 }
 
-TEST(MemoryPlan, MicrobatchesInFlight) {
-  const auto layers_of = [](const std::vector<std::string>& overrides, size_t stage) {
-    const Config config = small(overrides);
-    const StageMemory memory = plan_memory(config).stages.at(stage);
-    int64_t rest = 0, layers = 0, first = static_cast<int64_t>(stage);
-    for (const ModelChunk& chunk : chunks_of_stage(config, first)) {
-      const ActivationPlan plan = plan_activations(config, chunk, first);
-      rest += plan.ends + plan.working + rotary_table_bytes(config, chunk);
-      layers = plan.layers;
-    }
-    return static_cast<double>(memory.activation_bytes - rest) / static_cast<double>(layers);
-  };
-  std::vector<std::string> overrides = {"parallel.pipeline_model_parallel_size=3",
-                                        "train.global_batch_size=30"};
-  EXPECT_EQ(layers_of(overrides, 0), 3);
-  EXPECT_EQ(layers_of(overrides, 1), 2);
-  EXPECT_EQ(layers_of(overrides, 2), 1);
-  overrides.back() = "train.global_batch_size=6";
-  EXPECT_EQ(layers_of(overrides, 0), 2);
-  overrides = {"parallel.pipeline_model_parallel_size=3", "train.global_batch_size=36",
-               "parallel.virtual_pipeline_model_parallel_size=2", "model.num_layers=6"};
-  EXPECT_EQ(layers_of(overrides, 0), 8);
-  EXPECT_EQ(layers_of(overrides, 2), 4);
-}
-
 TEST(MemoryPlan, WhatIsOffloadedFromADeviceIsTheHosts) {
   const auto stages = [](const std::vector<std::string>& overrides) {
     return plan_memory(small(overrides), 4).stages;

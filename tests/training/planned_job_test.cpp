@@ -19,6 +19,10 @@ TEST(PlannedJob, DenseLayoutsCommunicateAsInARun) {
   expect_as_in_a_run(4, layout({kPipeline}));
   expect_as_in_a_run(2, layout({kPipeline, kVirtual}));
   expect_as_in_a_run(8, with(layout({kTensor, kSequence, kPipeline}), kSharded));
+  expect_as_in_a_run(
+      2, with(layout({kPipeline, kVirtual, "pipeline_model_parallel_layout=Et*2|t||tL"}),
+              {"ddp.align_param_gather=true", "ddp.overlap_param_gather=true",
+               "ddp.use_distributed_optimizer=true"}));
   expect_as_in_a_run(4, with(layout({"pipeline_model_parallel_size=4"}), {"model.num_layers=8"}));
   expect_as_in_a_run(4, layout({"pipeline_model_parallel_size=2", "pipeline_schedule=zb-h1"}));
   expect_as_in_a_run(4, layout({"tensor_model_parallel_size=4"}));
@@ -42,9 +46,9 @@ TEST(PlannedJob, OptionsCommunicateAsInARun) {
               {"model.untie_embeddings_and_output_weights=true", "ddp.align_param_gather=true",
                "ddp.use_distributed_optimizer=true", "ddp.overlap_param_gather=true"}));
   for (const char* const precision : {"train.precision=fp32", "train.precision=bf16"})
-    expect_as_in_a_run(2, {precision, "optimizer.offload=true", "model.offload_activations=true",
-                           "model.recompute_granularity=full", "ddp.overlap_param_gather=true",
-                           "ddp.use_distributed_optimizer=true"});
+    expect_as_in_a_run(2, {precision, "train.device=cuda", "optimizer.offload=true",
+                           "model.offload_activations=true", "model.recompute_granularity=full",
+                           "ddp.overlap_param_gather=true", "ddp.use_distributed_optimizer=true"});
   expect_as_in_a_run(2, {"train.log_grad_norm_per_group=true", "ddp.overlap_grad_reduce=false",
                          "ddp.average_in_collective=true"});
 }

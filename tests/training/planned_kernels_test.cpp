@@ -9,8 +9,10 @@
 
 #include "lockstep/parallel_state/job_program.h"
 #include "lockstep/planner/config_grids.h"
+#include "lockstep/planner/machine.h"
 #include "lockstep/planner/model_flops.h"
 #include "lockstep/planner/stage_shapes.h"
+#include "lockstep/planner/time_simulation.h"
 #include "lockstep/tests/training/planned_layouts.h"
 #include "lockstep/training/planned_job.h"
 
@@ -146,6 +148,45 @@ TEST(PlannedKernels, TheOptimizerReadsAndWritesItsState) {
     EXPECT_GE(normed, elements) << ranks;
     EXPECT_LE(normed, 1.1 * elements) << ranks;
   }
+}
+
+/// A byte of memory takes a second; everything else takes no time.
+Machine bytes_alone() {
+  Machine machine;
+  machine.ranks_per_host = 8;
+  machine.half_flops_per_s = machine.wide_flops_per_s = 1e30;
+  machine.memory_bytes_per_s = 1;
+  machine.matrix = machine.memory = {{.from = 0, .share = 1}};
+  machine.inside_host = {.bytes_per_s = 1e30, .latency_s = 0};
+  return machine;
+}
+
+TEST(PlannedKernels, PostponedWeightGradientsAreNoWorkOfTheOptimizer) {
+  const auto time_of = [](const char* schedule) {
+    const Config config = config_of(layout({"pipeline_model_parallel_size=4", schedule}));
+    return simulate_step(record_job(config, 4, /*kernels=*/true), bytes_alone());
+  };
+  const StepTime whole = time_of("pipeline_schedule=1f1b");
+  const StepTime split = time_of("pipeline_schedule=zb-h1");
+  ASSERT_EQ(whole.ranks.size(), 4u);
+  ASSERT_EQ(split.ranks.size(), 4u);
+  for (size_t rank = 0; rank < 4; ++rank) {
+    EXPECT_GT(whole.ranks[rank].optimizer_s, 0);
+    EXPECT_NEAR(split.ranks[rank].optimizer_s / whole.ranks[rank].optimizer_s, 1, 1e-9) << rank;
+  }
+}
+
+TEST(PlannedKernels, WhatTheHostDoesIsNoWorkOfTheDevice) {
+  const auto bytes_of = [](const Overrides& overrides, const char* kernel) {
+    const Config config = config_of(with(overrides, {"train.precision=bf16", "train.device=cuda"}));
+    return sum_of(record_job(config, 1, /*kernels=*/true), [&](const ProgramKernel& one) {
+      return one.name == kernel ? static_cast<double>(one.bytes) : 0;
+    });
+  };
+  const Overrides offloaded = {"optimizer.offload=true", "model.offload_activations=true"};
+  EXPECT_GT(bytes_of({}, "adamw"), 0);
+  EXPECT_EQ(bytes_of(offloaded, "adamw"), 0);
+  EXPECT_NEAR(bytes_of(offloaded, "aten::copy_"), bytes_of({}, "aten::copy_"), 100);
 }
 
 TEST(PlannedKernels, WithoutAskingThereAreNone) {

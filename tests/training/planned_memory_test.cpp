@@ -11,6 +11,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel_state/job_program.h"
+#include "lockstep/planner/memory_plan.h"
 #include "lockstep/tests/support/memory_counter.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/without_onednn.h"
@@ -111,6 +112,54 @@ TEST(PlannedMemory, OfDenseModelsIsThatOfARun) {
   expect_within(kFew, 2, layout({kTensor, kSequence}), kAbove);
   expect_within(kFew, 2, layout({kContext}), kAbove);
   expect_within(0.02, 2, layout({kPipeline}));
+}
+
+TEST(PlannedMemory, FormulasCountTheLogitsOfAllMicrobatchesInFlight) {
+  for (const char* schedule : {"1f1b", "gpipe", "zb-h1"}) {
+    const Config config =
+        job_of(with(layout({kPipeline, fmt::format("pipeline_schedule={}", schedule)}),
+                    {"model.vocab_size=4000"}));
+    const std::vector<int64_t> recorded = recorded_peaks(record_job(config, 2));
+    const std::vector<StageMemory> planned = plan_memory(config, 2).stages;
+    for (size_t stage = 0; stage < 2; ++stage)
+      EXPECT_NEAR(
+          static_cast<double>(planned[stage].total_bytes()) / static_cast<double>(recorded[stage]),
+          1, 0.1)
+          << schedule << ", stage " << stage;
+  }
+}
+
+TEST(PlannedMemory, WhatIsOffloadedLeavesTheDevice) {
+  const auto base = [](const Overrides& more) {
+    return with({"train.precision=bf16", "train.device=cuda", "model.num_layers=12",
+                 "model.hidden_size=256", "train.micro_batch_size=4"},
+                more);
+  };
+  const auto expect_less = [&](const Overrides& common, const char* offload, double most) {
+    const Config kept = job_of(base(common));
+    const Config offloaded = job_of(base(with(common, {offload})));
+    const auto recorded = [](const Config& config) {
+      return static_cast<double>(recorded_peaks(record_job(config, 1)).front());
+    };
+    const double planned =
+        static_cast<double>(plan_memory(kept, 1).stages.front().total_bytes() -
+                            plan_memory(offloaded, 1).stages.front().total_bytes());
+    EXPECT_GT(planned, 0);
+    EXPECT_NEAR((recorded(kept) - recorded(offloaded)) / planned, 1, most) << offload;
+  };
+  expect_less({}, "optimizer.offload=true", 0.01);
+  expect_less({}, "model.offload_activations=true", 0.1);
+  expect_less({"model.recompute_granularity=full"}, "model.offload_activations=true", 0.2);
+}
+
+TEST(PlannedMemory, OffloadsOnlyWhereFormulasDo) {
+  const Overrides offload = {"optimizer.offload=true", "model.offload_activations=true"};
+  for (const char* device : {"train.device=auto", "train.device=cpu"}) {
+    const auto peaks = [&](const Overrides& more) {
+      return recorded_peaks(record_job(job_of(with({device}, more)), 1));
+    };
+    EXPECT_EQ(peaks(offload), peaks({})) << device;
+  }
 }
 
 /// Draws jobs of 1 to 4 ranks. Some of them are refused.

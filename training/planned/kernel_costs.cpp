@@ -9,12 +9,23 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include "lockstep/core/planned_cpu.h"
 #include "lockstep/training/planned_host.h"
 
 namespace lockstep {
 namespace {
 
 using at::Tensor;
+
+bool is_in_backward() {
+  const PlannedHost* const host = PlannedHost::current();
+  return torch::autograd::get_current_graph_task_id() >= 0 || (host && host->is_in_backward());
+}
+
+/// Null if there is none, or if what runs is not the device's work.
+PlannedHost* host_of_kernels() {
+  return OnPlannedHost::is_active() ? nullptr : PlannedHost::current();
+}
 
 int64_t bytes_of(const Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_meta()) return 0;
@@ -92,7 +103,7 @@ class Cost : public at::ObserverContext {
     if (!storages_.empty()) kernel_.flops = flops_of(kernel_.name, inputs);
     // The second input of all products is a factor; the result may be wider.
     if (kernel_.flops > 0) kernel_.dtype = c10::toString(inputs[1].toTensor().scalar_type());
-    kernel_.backward = torch::autograd::get_current_graph_task_id() >= 0;
+    kernel_.backward = is_in_backward();
     // Machines have one rate for both names of attention.
     constexpr std::string_view kForCpu = "_for_cpu";
     const size_t suffix = kernel_.name.find(kForCpu);
@@ -156,7 +167,7 @@ void end(const at::RecordFunction& call, at::ObserverContext* context) {
   auto* const cost = static_cast<Cost*>(context);
   if (running.empty() || running.back() != cost) return;
   running.pop_back();
-  PlannedHost* const host = PlannedHost::current();
+  PlannedHost* const host = host_of_kernels();
   const std::optional<ProgramKernel> kernel = host ? cost->end(call.outputs()) : std::nullopt;
   if (kernel) host->on_kernel(*kernel);
   if ((kernel || cost->others_worked()) && !running.empty()) running.back()->others_work();
@@ -179,7 +190,7 @@ KernelObserver::~KernelObserver() {
 }
 
 void note_kernel(const char* name, at::TensorList tensors, double flops) {
-  PlannedHost* const host = PlannedHost::current();
+  PlannedHost* const host = host_of_kernels();
   if (!host) return;
   ProgramKernel kernel{.name = name, .flops = flops};
   for (const Tensor& tensor : tensors) {
@@ -187,7 +198,7 @@ void note_kernel(const char* name, at::TensorList tensors, double flops) {
     if (kernel.dtype.empty() && tensor.defined())
       kernel.dtype = c10::toString(tensor.scalar_type());
   }
-  kernel.backward = torch::autograd::get_current_graph_task_id() >= 0;
+  kernel.backward = is_in_backward();
   host->on_kernel(kernel);
 }
 

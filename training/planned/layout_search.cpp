@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <iterator>
+#include <map>
 #include <utility>
 
 #include "lockstep/core/check.h"
@@ -13,17 +14,20 @@
 #include "lockstep/planner/layout_estimate.h"
 #include "lockstep/planner/memory_plan.h"
 #include "lockstep/training/planned_job.h"
+#include "lockstep/training/run_setup.h"
 
 namespace lockstep {
 namespace {
 
 constexpr size_t kVaried = 3;      // fastest layouts that are varied
 constexpr int64_t kMostAlike = 2;  // layouts that differ only in what they keep in memory
+constexpr int64_t kMostTries = 4;  // simulations for each of the layouts to simulate
 constexpr int64_t kFewBuckets = 4;
 
 struct Estimated {
   JobLayout layout;
   double seconds = 0;
+  bool passed = false;  ///< it was simulated, or does not fit
 };
 
 /// Whether they differ only in recomputation, sharding or instances.
@@ -47,11 +51,13 @@ class Search {
 
   LayoutSearch run() {
     const auto begin = std::chrono::steady_clock::now();
-    const std::vector<Estimated> all = estimates();
-    const std::vector<Estimated> fitting = first_that_fit(all);
+    std::vector<Estimated> all = estimates();
+    std::vector<Estimated> fitting = next_that_fit(all);
     result_.search_s =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    for (const Estimated& one : fitting) simulate(one);
+    for (; !fitting.empty(); fitting = next_that_fit(all))
+      for (const Estimated& one : fitting)
+        if (simulate(one)) taken_.push_back(one);
     vary();
     sort();
     if (result_.best.size() > options_.num_best)
@@ -63,23 +69,45 @@ class Search {
  private:
   std::vector<Estimated> estimates() {
     std::vector<Estimated> all;
+    std::string reason;  // of the first layout that is not supported
     result_.looked_at = visit_layouts(config_, options_.space, [&](const JobLayout& layout) {
-      all.push_back({layout, estimator_.seconds(layout)});
+      const std::string& problem = problem_of(layout);
+      if (problem.empty()) all.push_back({layout, estimator_.seconds(layout)});
+      if (reason.empty()) reason = problem;
     });
+    require<ConfigError>(!all.empty() || reason.empty(), "{}", reason);
     result_.legal = static_cast<int64_t>(all.size());
     std::stable_sort(all.begin(), all.end(),
                      [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
     return all;
   }
 
-  std::vector<Estimated> first_that_fit(const std::vector<Estimated>& all) {
+  /// What check_supported() says; empty if nothing. Of a layout only the stages matter to it.
+  const std::string& problem_of(const JobLayout& layout) {
+    const auto [known, is_new] = problems_.try_emplace({layout.pipeline, layout.chunks});
+    if (!is_new) return known->second;
+    try {
+      check_supported(with_layout(config_, layout));
+    } catch (const Error& error) {
+      known->second = error.what();
+    }
+    return known->second;
+  }
+
+  /// As many of the best layouts that fit as are still to be simulated.
+  std::vector<Estimated> next_that_fit(std::vector<Estimated>& all) {
+    const auto taken = static_cast<int64_t>(taken_.size());
+    const int64_t wanted = std::min(options_.num_simulated - taken,
+                                    kMostTries * options_.num_simulated - result_.simulated);
     std::vector<Estimated> fitting;
-    for (const Estimated& one : all) {
-      if (static_cast<int64_t>(fitting.size()) == options_.num_simulated) break;
-      const auto alike = std::count_if(fitting.begin(), fitting.end(), [&](const Estimated& other) {
-        return same_sizes(one, other);
-      });
-      if (alike >= kMostAlike) continue;
+    for (Estimated& one : all) {
+      if (static_cast<int64_t>(fitting.size()) >= wanted) break;
+      const auto alike = [&](const Estimated& other) { return same_sizes(one, other); };
+      if (one.passed || std::count_if(taken_.begin(), taken_.end(), alike) +
+                                std::count_if(fitting.begin(), fitting.end(), alike) >=
+                            kMostAlike)
+        continue;
+      one.passed = true;
       if (estimator_.least_bytes(one.layout) <= options_.memory_bytes &&
           fits(with_layout(config_, one.layout)))
         fitting.push_back(one);
@@ -104,11 +132,12 @@ class Search {
     }
   }
 
-  void simulate(const Estimated& one) {
+  /// Whether it takes its place among the best.
+  bool simulate(const Estimated& one) {
     const bool known =
         std::any_of(result_.best.begin(), result_.best.end(),
                     [&](const SimulatedLayout& other) { return other.layout == one.layout; });
-    if (known) return;
+    if (known) return false;
     SimulatedLayout simulated = {.layout = one.layout,
                                  .overrides = overrides_of(one.layout, config_),
                                  .estimated_s = one.seconds};
@@ -119,24 +148,19 @@ class Search {
       const Config config = load_(simulated.overrides);
       const JobProgram job = record_job(config, options_.space.world_size, /*kernels=*/true);
       const OrderVerdict verdict = prove_order(job);
-      if (!verdict.ok()) {
-        result_.refused.push_back({simulated.overrides, verdict.to_string()});
-        return;
-      }
+      if (!verdict.ok()) fail<Error>("{}", verdict.to_string());
       simulated.time = simulate_step(job, machine_);
       const std::vector<int64_t> peaks = recorded_peaks(job);
       simulated.peak_bytes = *std::max_element(peaks.begin(), peaks.end());
-      if (static_cast<double>(simulated.peak_bytes) > options_.memory_bytes) {
-        result_.refused.push_back(
-            {simulated.overrides,
-             fmt::format("memory: found {} bytes as recorded, allowed: at most {:.0f}",
-                         simulated.peak_bytes, options_.memory_bytes)});
-        return;
-      }
-      result_.best.push_back(std::move(simulated));
+      require<Error>(static_cast<double>(simulated.peak_bytes) <= options_.memory_bytes,
+                     "memory: found {} bytes as recorded, allowed: at most {:.0f}",
+                     simulated.peak_bytes, options_.memory_bytes);
     } catch (const Error& error) {
       result_.refused.push_back({simulated.overrides, error.what()});
+      return false;
     }
+    result_.best.push_back(std::move(simulated));
+    return true;
   }
 
   void sort() {
@@ -161,7 +185,7 @@ class Search {
       variations.push_back({other, one.estimated_s});
     }
     for (const Estimated& variation : variations)
-      if (fits(with_layout(config_, variation.layout))) simulate(variation);
+      if (fits(with_layout(config_, variation.layout))) (void)simulate(variation);
     // Some variations change nothing, such as bucket sizes of sharded parameters.
     const auto changes_nothing = [&](const SimulatedLayout& one) {
       return std::any_of(result_.best.begin(), result_.best.end(), [&](const auto& other) {
@@ -200,6 +224,8 @@ class Search {
   const Machine& machine_;
   const Config config_;
   LayoutEstimator estimator_;
+  std::map<std::pair<int64_t, int64_t>, std::string> problems_;  ///< by stages and chunks
+  std::vector<Estimated> taken_;  ///< simulated, apart from variations and what was refused
   LayoutSearch result_;
 };
 

@@ -16,7 +16,7 @@ namespace lockstep {
 struct LayoutSearchOptions {
   LayoutSpace space = {};
   double memory_bytes = 0;     ///< of a device
-  int64_t num_simulated = 24;  ///< layouts to simulate, at most, before variations
+  int64_t num_simulated = 24;  ///< layouts to simulate and list, at most, before variations
   size_t num_best = 10;
   /// Called with the layout that is simulated next.
   std::function<void(const std::string&)> progress = {};
@@ -31,7 +31,7 @@ struct SimulatedLayout {
   double estimated_s = 0;  ///< by LayoutEstimator
 };
 
-/// A layout that the program refuses although visit_layouts() lists it, and why.
+/// A layout that the program refuses although it seemed to fit, and why.
 struct RefusedLayout {
   std::vector<std::string> overrides = {};
   std::string reason = {};
@@ -39,7 +39,7 @@ struct RefusedLayout {
 
 struct LayoutSearch {
   int64_t looked_at = 0;  ///< combinations of sizes
-  int64_t legal = 0;      ///< layouts
+  int64_t legal = 0;      ///< layouts, without those that check_supported() refuses
   /// Layouts that do not fit the memory, although their estimate is better than that of the last
   /// one that was simulated.
   int64_t too_large = 0;
@@ -49,12 +49,14 @@ struct LayoutSearch {
   std::vector<RefusedLayout> refused = {};
 };
 
-/// Sorts the legal layouts by their estimated times. Of those that fit the memory according to
-/// plan_memory(), it simulates and verifies the first `num_simulated`, but no more than two that
-/// differ only in recomputation, sharding and instances. For the fastest three it also simulates
-/// other schedules and bucket sizes, unless these are kept. `load` returns the configuration with
-/// overrides, as the program would use it for training. ConfigError as for visit_layouts(), and if
-/// the machine has no link between hosts.
+/// Sorts the legal layouts that check_supported() accepts by their estimated times. Of those that
+/// fit the memory according to plan_memory(), it simulates and verifies the first `num_simulated`,
+/// but no more than two that differ only in recomputation, sharding and instances. The next ones
+/// take the places of those that turn out to be refused, until four times as many are simulated.
+/// For the fastest three it also simulates other schedules and bucket sizes, unless these are kept.
+/// `load` returns the configuration with overrides, as the program would use it for training.
+/// ConfigError as for visit_layouts(), if check_supported() refuses all layouts, and if the machine
+/// has no link between hosts.
 LayoutSearch search_layouts(const std::function<Config(const std::vector<std::string>&)>& load,
                             const LayoutSearchOptions& options, const Machine& machine);
 

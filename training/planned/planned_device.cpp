@@ -26,7 +26,7 @@ class PlannedAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     const size_t address = next_.fetch_add(multiple(bytes, kAlignment) + kAlignment);
     PlannedHost* const host = PlannedHost::current();
-    const auto memory = host ? host->memory() : nullptr;
+    const auto memory = host && !OnPlannedHost::is_active() ? host->memory() : nullptr;
     const size_t taken = plans_cpu() ? bytes : multiple(bytes, kAlignment);
     auto* const block = new Block{static_cast<int64_t>(taken), memory};
     block->count(block->bytes);

@@ -29,11 +29,22 @@ namespace {
 constexpr int64_t kMostPlaces = 128, kMostTimedPlaces = 16;
 constexpr int kSteps = 2;  // for first uses, and for overlap with the next step
 
+/// What the formulas of planner/ assume unless train.device = cuda: no padding of the vocabulary
+/// for GPUs, and one memory.
+void resolve_without_gpu(Config& config) {
+  if (config.train.device == DeviceChoice::cuda) return;
+  auto& multiple = config.model.make_vocab_size_divisible_by;
+  multiple = multiple.value_or(1);
+  config.model.offload_activations = false;
+  config.optimizer.offload = false;
+}
+
 /// The part of `given` that is planned. ConfigError as for Trainer.
 Config planned_config(const Config& given, int64_t world_size) {
   check_supported(given);
   check_layout(given, world_size);
   Config config = given;
+  resolve_without_gpu(config);
   config.data = {};
   config.data.tokenizer = given.data.tokenizer;
   config.data.mock = true;
