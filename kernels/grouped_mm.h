@@ -54,8 +54,8 @@ at::Tensor grouped_rows(const at::Tensor& x, const at::Tensor& matrices, const R
 /// rows.
 at::Tensor grouped_matrices(const at::Tensor& a, const at::Tensor& b, const RowGroups& groups);
 
-/// x [rows, width] -> [groups, width]: the sum of each group's rows, added in order. CUDA adds in
-/// fp32 and in a different order, which is the same in every run.
+/// x [rows, width] -> [groups, width]: the sum of each group's rows, in bf16 and fp16 added up in
+/// fp32, in order. CUDA adds in a different order, which is the same in every run.
 at::Tensor grouped_sums(const at::Tensor& x, const RowGroups& groups);
 
 /// The group of each of `rows` rows: [rows] of int64; for a row in no group, the number of groups.

@@ -275,9 +275,12 @@ class PipelineExecutor::Run {
 
   void weight(const PipelineTask& task) {
     InFlight& flight = this->flight(task);
-    if (flight.split) flight.split->weight_part();
-    const at::NoGradGuard no_grad;
-    for (const DeferredGradients::Task& add_gradient : flight.deferred) add_gradient();
+    const auto compute = [&] {
+      if (flight.split) flight.split->weight_part();
+      const at::NoGradGuard no_grad;
+      for (const DeferredGradients::Task& add_gradient : flight.deferred) add_gradient();
+    };
+    plan_.options.weight ? plan_.options.weight(task, compute) : compute();
     in_flight_.erase({task.chunk, task.microbatch});
   }
 

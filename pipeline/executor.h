@@ -31,14 +31,16 @@ struct PipelineExecutorOptions {
   /// them, and lengths may vary.
   std::function<TensorShape(int64_t microbatch)> activation_shape = {};
   /// With a schedule that splits backward: where the layers of the stages leave their weight
-  /// gradients. Unset: SplitBackward splits backward; see there for what the stages' operations
-  /// must allow.
+  /// gradients; the one of their contexts. Unset: SplitBackward splits backward; see there for what
+  /// the stages' operations must allow. Layers whose context has one are a UsageError then.
   std::shared_ptr<DeferredGradients> deferred = {};
   /// Called for each backward task with the function that computes it; returns the gradient of the
   /// task's input, undefined on the first stage. Unset: the function is called. A planned rank may
   /// only record what another task did.
   std::function<at::Tensor(const PipelineTask& task, const std::function<at::Tensor()>& compute)>
       backward = {};
+  /// The same for each weight task. Unset: the function is called.
+  std::function<void(const PipelineTask& task, const std::function<void()>& compute)> weight = {};
   /// Where runs record their events; may be null.
   std::shared_ptr<PipelineTrace> trace = {};
 };

@@ -22,7 +22,7 @@ using torch::autograd::variable_list;
 
 variable_list run_engine(const edge_list& roots, const variable_list& grads, bool accumulate,
                          const edge_list& outputs = {}) {
-  const CapturesAccumulate captures;
+  const CapturesAccumulate captures({.in_parts = true});
   return torch::autograd::Engine::get_default_engine().execute(
       roots, grads, /*keep_graph=*/true, /*create_graph=*/false, accumulate, outputs);
 }

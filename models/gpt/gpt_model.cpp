@@ -7,6 +7,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/lora_rules.h"
+#include "lockstep/core/planned_cpu.h"
 #include "lockstep/core/recompute_rules.h"
 #include "lockstep/core/upload.h"
 #include "lockstep/models/context_parallel.h"
@@ -183,7 +184,8 @@ TransformerBlock::TransformerBlock(const LayerContext& context, const ModuleSpec
       name_(context.name) {
   if (context.config.distribute_saved_activations) saving_ = context.tensor_parallel();
   const c10::Device device = context.options.device();
-  if (context.config.offload_activations && !device.is_cpu() && !device.is_meta())
+  const bool has_host = device.is_meta() ? plans_gpu() : !device.is_cpu();
+  if (context.config.offload_activations && has_host)
     offload_ = std::make_unique<ActivationOffload>(device);
   layers_ = add_child<LayerList>(context, spec, "layers", stage)->layers;
   if (stage.has_loss) final_layernorm_ = add_child<Norm>(context, spec, "final_layernorm");

@@ -5,6 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/planned_cpu.h"
 
 namespace lockstep {
 namespace {
@@ -20,6 +21,19 @@ c10::Stream ActivationOffload::Link::current_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
+at::Tensor ActivationOffload::Link::host_memory(const at::Tensor& tensor) {
+  const OnPlannedHost planned;
+  if (tensor.is_meta()) return at::empty(tensor.sizes(), tensor.options());
+  return at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
+}
+
+void ActivationOffload::Link::copy(const at::Tensor& to, const at::Tensor& from,
+                                   const c10::Stream& stream) {
+  const OnPlannedHost planned;
+  const c10::StreamGuard on(stream);
+  to.copy_(from, /*non_blocking=*/true);
+}
+
 void ActivationOffload::Link::follow(const c10::Stream& later, const c10::Stream& earlier) {
   c10::Event reached(earlier.device_type());
   reached.record(earlier);
@@ -28,6 +42,12 @@ void ActivationOffload::Link::follow(const c10::Stream& later, const c10::Stream
 
 ActivationOffload::ActivationOffload(c10::Device device)
     : to_host_(stream_of_pool(device)), to_device_(stream_of_pool(device)) {}
+
+/// A planned device's tensors have no index.
+bool ActivationOffload::takes(const at::Tensor& tensor) const {
+  const c10::Device device = to_host_.device();
+  return tensor.is_meta() ? device.is_meta() : tensor.device() == device;
+}
 
 void ActivationOffload::begin_pass() {
   if (const auto last = std::exchange(last_, nullptr)) last->leave();
@@ -55,13 +75,12 @@ ActivationOffload::Kept::Kept(const at::Tensor& tensor, ActivationOffload& offlo
     : Link(offload.leave_last()),
       to_device_(offload.to_device()),
       stream_(current_stream(tensor.device())),
-      host_(at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true))),
+      host_(host_memory(tensor)),
       copied_(tensor.device().type()),
       on_device_(tensor),
       version_(static_cast<uint32_t>(tensor._version())) {
   follow(offload.to_host(), stream_);
-  const c10::StreamGuard on(offload.to_host());
-  host_.copy_(tensor, /*non_blocking=*/true);
+  copy(host_, tensor, offload.to_host());
   copied_.record(offload.to_host());
 }
 
@@ -96,9 +115,8 @@ void ActivationOffload::Kept::fetch() {
   on_device_ = at::empty(host_.sizes(), host_.options().device(device).pinned_memory(false));
   follow(to_device_, stream_);  // which may have used this memory before
   copied_.block(to_device_);
-  const c10::StreamGuard on(to_device_);
+  copy(on_device_, host_, to_device_);
   fetched_.emplace(device.type());
-  on_device_.copy_(host_, /*non_blocking=*/true);
   fetched_->record(to_device_);
 }
 

@@ -14,6 +14,8 @@ namespace lockstep {
 /// while the device computes, and the host waits for neither. They are from the high-priority pool,
 /// so that no communicator has them, unless its group's options ask for such streams.
 ///
+/// On a planned rank the host's memory is that of OnPlannedHost.
+///
 /// A kept item leaves the device when the next one is kept: the computation then waits for its
 /// copy. Backward needs the items in the opposite order: taking one starts the fetch of the one
 /// before it. So the device has at most two of them, however far ahead the host is.
@@ -28,7 +30,7 @@ class ActivationOffload {
   void begin_pass();
 
   /// Whether the tensor is on the device; others cannot be kept.
-  bool takes(const at::Tensor& tensor) const { return tensor.device() == to_host_.device(); }
+  bool takes(const at::Tensor& tensor) const;
 
   /// Takes a copy of `tensor` as the current stream will have computed it.
   std::shared_ptr<Kept> keep(const at::Tensor& tensor);
@@ -62,6 +64,10 @@ class ActivationOffload::Link {
   void fetch_for_use();
 
   static c10::Stream current_stream(c10::Device device);
+  /// Page-locked memory of the host for a copy of `tensor`.
+  static at::Tensor host_memory(const at::Tensor& tensor);
+  /// Copies in the order of `stream`, without a wait.
+  static void copy(const at::Tensor& to, const at::Tensor& from, const c10::Stream& stream);
   /// Makes `later` wait until `earlier` has reached its present position.
   static void follow(const c10::Stream& later, const c10::Stream& earlier);
 

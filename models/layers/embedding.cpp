@@ -3,14 +3,18 @@
 #include <limits>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/narrow_dtype.h"
+#include "lockstep/core/planned_cpu.h"
 #include "lockstep/core/tensor_parallel_rules.h"
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/models/input_check.h"
 #include "lockstep/models/layer_params.h"
 #include "lockstep/models/linear.h"
 #include "lockstep/models/linear_cross_entropy.h"
+#include "lockstep/models/weight_gradient.h"
 #include "lockstep/parallel_state/parallel_functions.h"
 
 namespace lockstep {
@@ -19,6 +23,34 @@ namespace {
 VocabPartition partition_of(const ProcessGroup& group, const ParamSpec& table) {
   return vocab_partition(*table.description.unpadded_rows, table.shape[0], group.rank(),
                          group.size());
+}
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// at::embedding() of a narrow table on the CPU. Libtorch's backward rounds a row's sum after each
+/// addition: 4,096 ones in bf16 are 256 then. index_add_ rounds once.
+struct NarrowLookup : torch::autograd::Function<NarrowLookup> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& table,
+                            const at::Tensor& ids) {
+    context->save_for_backward({ids});
+    context->saved_data["shape"] = table.sizes().vec();
+    return at::embedding(table, ids);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const at::Tensor ids = context->get_saved_variables()[0].flatten().to(at::kLong);
+    const at::Tensor rows = as_matrix(grads[0]);
+    const auto shape = context->saved_data["shape"].toIntVector();
+    return {at::zeros(shape, rows.options()).index_add_(0, ids, rows), at::Tensor()};
+  }
+};
+
+/// Rows `ids` of `table`.
+at::Tensor look_up(const at::Tensor& table, const at::Tensor& ids) {
+  const bool on_cpu = table.is_cpu() || (table.is_meta() && plans_cpu());
+  if (on_cpu && is_narrow(table.scalar_type())) return NarrowLookup::apply(table, ids);
+  return at::embedding(table, ids);
 }
 
 }  // namespace
@@ -56,11 +88,11 @@ at::Tensor VocabParallelEmbedding::embed(const at::Tensor& tokens) const {
                       options_.label.layer(), form_of(tokens));
   const at::Tensor ids = tokens.t().contiguous();
   const ProcessGroup& group = options_.group;
-  if (group.size() == 1) return at::embedding(weight_, ids);
+  if (group.size() == 1) return look_up(weight_, ids);
   const at::Tensor local = ids - partition_.first;
   const at::Tensor elsewhere = local.lt(0).logical_or_(local.ge(partition_.held));
-  at::Tensor part = at::embedding(weight_, local.masked_fill(elsewhere, 0))
-                        .masked_fill(elsewhere.unsqueeze(-1), 0);
+  at::Tensor part =
+      look_up(weight_, local.masked_fill(elsewhere, 0)).masked_fill(elsewhere.unsqueeze(-1), 0);
   if (!ids.is_cpu())  // where nobody has looked at them
     part = part.masked_fill(ids.lt(0).logical_or_(ids.ge(partition_.vocab_size)).unsqueeze(-1),
                             std::numeric_limits<double>::quiet_NaN());
@@ -114,9 +146,9 @@ at::Tensor PositionEmbedding::forward(const TokenPositions& tokens, int64_t rows
   if (!tokens.embedded().defined())
     return weight_.narrow(0, chunk_.index * rows, rows).unsqueeze(1);
   if (!tokens.document_positions.defined())
-    return at::embedding(weight_, chunk_.positions(tokens, rows, weight_.device())).unsqueeze(1);
+    return look_up(weight_, chunk_.positions(tokens, rows, weight_.device())).unsqueeze(1);
   const at::Tensor own = tokens.document_positions.narrow(0, chunk_.index * rows, rows);
-  return at::embedding(weight_, own.to(weight_.device()));
+  return look_up(weight_, own.to(weight_.device()));
 }
 
 LanguageModelEmbedding::LanguageModelEmbedding(const LayerContext& context, const ModuleSpec& spec,

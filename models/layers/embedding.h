@@ -29,9 +29,11 @@ class VocabParallelEmbedding : public DescribedModule {
 
   /// `tokens` [batch, sequence] of int64 -> [sequence, batch, width], by an all-reduce of the
   /// ranks' parts; with sequence parallelism this rank's [sequence / ranks, ...], by a
-  /// reduce-scatter. Over several ranks an id outside the vocabulary gives zeros; check_token_ids()
-  /// finds such ids, and GPTModel calls it. UsageError, naming the layer: tokens with another
-  /// number of dimensions, or a dtype other than int64 and int32.
+  /// reduce-scatter. Over several ranks an id outside the vocabulary gives zeros on the CPU and NaN
+  /// on a device; check_token_ids() finds such ids, and GPTModel calls it. UsageError, naming the
+  /// layer: tokens with another number of dimensions, or a dtype other than int64 and int32.
+  ///
+  /// In bf16 and fp16 the gradient of a row is added up in fp32 and rounded once.
   at::Tensor embed(const at::Tensor& tokens) const;
 
   /// `hidden` [sequence, batch, width], the same on all ranks of tp, or with sequence

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/check.h"
@@ -79,9 +78,14 @@ class OutputGradient {
 
 /// Notes that the running backward uses a weight whose gradient is accumulated here.
 void note_use(const at::Tensor& weight, const ParallelLinearOptions& options) {
+  const OuterBackward outer = outer_backward();
+  require<UsageError>(!outer.in_parts,
+                      "{}: found a backward in two parts (SplitBackward), allowed with deferred "
+                      "weight gradients: a whole one; pass the model's `deferred` to "
+                      "PipelineExecutorOptions",
+                      options.label.layer());
   if (!torch::autograd::impl::post_acc_grad_hooks(weight)) return;
-  require<UsageError>(options.deferred->note_use(weight.unsafeGetTensorImpl(),
-                                                 torch::autograd::get_current_graph_task_id()),
+  require<UsageError>(options.deferred->note_use(weight.unsafeGetTensorImpl(), outer.pass),
                       "{}: its weight was used twice in one forward, allowed with deferred weight "
                       "gradients: once; make a layer for each use, or this one in a context whose "
                       "`deferred` is null",

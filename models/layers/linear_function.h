@@ -110,7 +110,8 @@ struct ParallelLinearOptions {
 /// and accumulates nothing; with `deferred` it does not find the weight in the graph. Backward with
 /// create_graph is a UsageError. UsageError too, with the label and before anything is sent: an
 /// input of another width or dtype; one that is gathered while the output is summed; a weight that
-/// one backward reaches twice while `deferred` is set and a wrapper waits for its gradient.
+/// one backward reaches twice while `deferred` is set and a wrapper waits for its gradient; a
+/// SplitBackward while `deferred` is set.
 at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias, const ParallelLinearOptions& options);
 

@@ -117,12 +117,11 @@ class OffloadedLayer final : public ActivationOffload::Link {
         stream_(current_stream(device)),
         copied_(device.type()) {
     follow(offload.to_host(), stream_);
-    const c10::StreamGuard on(offload.to_host());
     for (StoragePtr& storage : kept) {
       const at::Tensor bytes = bytes_of(storage);
       Piece& piece = pieces_.emplace_back();
-      piece.host = at::empty(bytes.sizes(), at::TensorOptions(at::kByte).pinned_memory(true));
-      piece.host.copy_(bytes, /*non_blocking=*/true);
+      piece.host = host_memory(bytes);
+      copy(piece.host, bytes, offload.to_host());
       piece.storage = WeakStorage(storage);
       piece.held = std::move(storage);
     }
@@ -180,9 +179,8 @@ class OffloadedLayer final : public ActivationOffload::Link {
     }
     follow(to_device_, stream_);  // which may have used this memory before
     copied_.block(to_device_);
-    const c10::StreamGuard on(to_device_);
     for (const Piece& piece : pieces_)
-      if (piece.held) bytes_of(piece.held).copy_(piece.host, /*non_blocking=*/true);
+      if (piece.held) copy(bytes_of(piece.held), piece.host, to_device_);
     fetched_.emplace(to_device_.device_type());
     fetched_->record(to_device_);
     place_ = Place::fetched;

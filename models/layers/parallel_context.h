@@ -37,7 +37,8 @@ struct ParallelContext {
   bool tp_comm_overlap = false;
   std::string name = {};  ///< global name of the layer that is being built, ends in "." or empty
   /// Null: weight gradients are never deferred. Otherwise a layer whose gradients a front waits for
-  /// may be used only once in a forward; backward refuses a second use and names the layer.
+  /// may be used only once in a forward; backward refuses a second use and names the layer. A
+  /// PipelineExecutor that splits backward must get the same: without it, backward refuses too.
   std::shared_ptr<DeferredGradients> deferred = {};
   LoraConfig lora = {};  ///< of adapters that a layer's specification states; see LowRankAdapter
   /// Linear layers multiply in 8-bit floats with these scales. Null: in the dtype of their weights.

@@ -1,6 +1,7 @@
 #include "lockstep/models/recompute.h"
 
 #include <algorithm>
+#include <optional>
 #include <unordered_set>
 
 #include <ATen/ATen.h>
@@ -14,6 +15,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/gradient_capture.h"
 #include "lockstep/models/activation_offload.h"
+#include "lockstep/models/weight_gradient.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
@@ -234,9 +236,12 @@ struct Recompute : torch::autograd::Function<Recompute> {
       if (input.requires_grad()) sources.push_back(input);
     sources.insert(sources.end(), call.parameters.begin(), call.parameters.end());
     const size_t num_known = sources.size();
-    for (const at::Tensor& leaf : leaves_of(output))
-      if (!holds(sources, leaf)) sources.push_back(leaf);
-    const CapturesAccumulate captures;
+    std::optional<CapturesAccumulate> captures;
+    if (!is_capturing()) {
+      captures.emplace(outer_backward());
+      for (const at::Tensor& leaf : leaves_of(output))
+        if (!holds(sources, leaf)) sources.push_back(leaf);
+    }
     const variable_list found =
         torch::autograd::grad({output}, sources, {grads[0]}, /*retain_graph=*/std::nullopt,
                               /*create_graph=*/false, /*allow_unused=*/true);

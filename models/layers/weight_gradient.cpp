@@ -8,7 +8,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "lockstep/core/gradient_capture.h"
 #include "lockstep/core/narrow_dtype.h"
 #include "lockstep/core/planned_cpu.h"
 #include "lockstep/kernels/matrix_product.h"
@@ -64,6 +63,11 @@ bool add_weight_gradient(const at::Tensor& weight, const at::Tensor& rows, const
 bool is_capturing() {
   const auto* const info = torch::autograd::get_current_graph_task_exec_info();
   return info && !info->empty() && !CapturesAccumulate::any();
+}
+
+OuterBackward outer_backward() {
+  return CapturesAccumulate::outer().value_or(
+      OuterBackward{.pass = torch::autograd::get_current_graph_task_id()});
 }
 
 bool is_captured(uint32_t index) {

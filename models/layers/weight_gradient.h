@@ -6,6 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/core/gradient_capture.h"
+
 namespace lockstep {
 
 /// [..., n] -> [rows, n]
@@ -26,6 +28,9 @@ bool add_weight_gradient(const at::Tensor& weight, const at::Tensor& rows, const
 
 /// Whether this backward is torch::autograd::grad(), which leaves .grad() alone.
 bool is_capturing();
+
+/// The backward in which the running node is; that of a recomputed function is part of another.
+OuterBackward outer_backward();
 
 /// Whether this backward gives the caller the gradient of input number `index` of the running node.
 bool is_captured(uint32_t index);

@@ -31,14 +31,15 @@ class MoELayer : public FeedForward {
   at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens = {}) const override;
 
  private:
-  at::Tensor route_and_run(const at::Tensor& hidden, const PaddingTokens& padding,
+  at::Tensor route_and_run(const at::Tensor& hidden, const PaddingTokens& padding, int64_t missing,
                            const std::function<void()>& meanwhile) const;
   int64_t missing_tokens(int64_t sequence) const;
   PaddingTokens own_padding(const PaddingTokens& given, int64_t missing,
-                            const at::Tensor& hidden) const;
+                            const at::Tensor& own) const;
 
   HiddenCheck check_;
   ProcessGroup tensor_parallel_;
+  int64_t context_ranks_;
   bool sequence_parallel_;
   std::shared_ptr<TopKRouter> router_;
   std::shared_ptr<GroupedMLP> experts_;

@@ -47,7 +47,8 @@ int64_t TopKRouter::capacity(int64_t tokens) const {
                          *config_.moe_expert_capacity_factor);
 }
 
-at::Tensor TopKRouter::with_capacity(const Routing& routing, int64_t batch, int64_t most) const {
+at::Tensor TopKRouter::with_capacity(const Routing& routing, int64_t batch, int64_t most,
+                                     int64_t appended) const {
   const ProcessGroup group = state_.group(GroupKind::tp_cp);
   const int64_t experts = routing.probs.size(1);
   const bool pad = config_.moe_pad_expert_input_to_capacity;
@@ -57,12 +58,14 @@ at::Tensor TopKRouter::with_capacity(const Routing& routing, int64_t batch, int6
   const at::Tensor gathered = at::empty({group.size() * own.size(0), experts}, own.options());
   all_gather(group, gathered, own, "routing weights").wait();
   const ProcessGroup tp = state_.group(GroupKind::tp), cp = state_.group(GroupKind::cp);
+  const at::Tensor parts =
+      by_place(gathered, group, state_.grids()).view({cp.size(), -1, batch, experts});
   const at::Tensor whole =
-      to_sequence_order(by_place(gathered, group, state_.grids()).view({-1, batch, experts}),
-                        cp.size())
+      to_sequence_order(parts.narrow(1, 0, parts.size(1) - appended).flatten(0, 1), cp.size())
           .flatten(0, 1);
   const at::Tensor map = limit_to_capacity({whole.clamp_min(0), whole.ge(0)}, most, pad);
-  const at::Tensor part = cut_for_context(map.view({-1, batch, experts}), 0, cp);
+  at::Tensor part = cut_for_context(map.view({-1, batch, experts}), 0, cp);
+  if (appended > 0) part = at::constant_pad_nd(part, {0, 0, 0, 0, 0, appended});
   return part.chunk(tp.size(), 0)[static_cast<size_t>(tp.rank())].flatten(0, 1);
 }
 
@@ -71,7 +74,8 @@ void TopKRouter::abandon_step() {
   if (tokens_per_expert_.defined()) tokens_per_expert_.detach().zero_();
 }
 
-Routing TopKRouter::forward(const at::Tensor& hidden, const PaddingTokens& padding) const {
+Routing TopKRouter::forward(const at::Tensor& hidden, const PaddingTokens& padding,
+                            int64_t appended) const {
   const int64_t sequence = hidden.size(0), batch = hidden.size(1);
   if (const at::Tensor& map = padding.map; map.defined())
     require<UsageError>(map.sizes() == hidden.sizes().slice(0, 2) && map.scalar_type() == at::kBool,
@@ -97,7 +101,7 @@ Routing TopKRouter::forward(const at::Tensor& hidden, const PaddingTokens& paddi
   if (config_.moe_expert_capacity_factor) {
     const int64_t tokens = routing.map.size(0) * state_.group(GroupKind::tp_cp).size();
     const int64_t most = capacity(tokens - padding.count);
-    routing.map = with_capacity(counted, batch, most);
+    routing.map = with_capacity(counted, batch, most, appended);
     routing.probs = routing.probs.masked_fill(~routing.map, 0.0);
     routing.known = sizes_with_capacity(routing.sizes(), routing.map.size(0), *config_.num_experts,
                                         most, config_.moe_pad_expert_input_to_capacity);

@@ -24,8 +24,11 @@ class TopKRouter : public DescribedModule {
   /// micro-batch are those of all ranks of tp and cp. While training, with gradients on, counts the
   /// choices and attaches the router's losses to the weights. With a capacity the micro-batch's
   /// tokens compete for it, in the order of their sequences: one all-gather of their weights over
-  /// tp-cp. `padding` is of the same tokens, its count over tp and cp.
-  Routing forward(const at::Tensor& hidden, const PaddingTokens& padding = {}) const;
+  /// tp-cp. `padding` is of the same tokens, its count over tp and cp. `appended` is the number of
+  /// padding tokens at the end of what the ranks of tp hold of each sequence that are not part of
+  /// the sequence.
+  Routing forward(const at::Tensor& hidden, const PaddingTokens& padding = {},
+                  int64_t appended = 0) const;
 
   /// Undefined without moe_router_enable_expert_bias.
   const at::Tensor& expert_bias() const { return expert_bias_; }
@@ -40,7 +43,8 @@ class TopKRouter : public DescribedModule {
  private:
   int64_t capacity(int64_t tokens) const;
   /// The choices of `routing` within a capacity of `most` tokens per expert.
-  at::Tensor with_capacity(const Routing& routing, int64_t batch, int64_t most) const;
+  at::Tensor with_capacity(const Routing& routing, int64_t batch, int64_t most,
+                           int64_t appended) const;
 
   TransformerConfig config_;
   ParallelState state_;

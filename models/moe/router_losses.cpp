@@ -36,6 +36,15 @@ struct AttachLoss : torch::autograd::Function<AttachLoss> {
   }
 };
 
+/// The choices to be balanced; `map` has those of the router.
+at::Tensor balanced_choices(const at::Tensor& shares, const at::Tensor& map,
+                            const TransformerConfig& config) {
+  if (!config.moe_router_enable_expert_bias && !config.moe_router_num_groups) return map;
+  const at::Tensor best = std::get<1>(shares.detach().topk(config.moe_router_topk, 1));
+  const at::Tensor counts = map.any(1, /*keepdim=*/true).expand_as(best);
+  return at::zeros_like(map).scatter_(1, best, counts);
+}
+
 }  // namespace
 
 RouterLosses::RouterLosses(const TransformerConfig& config, const ParallelState& state)
@@ -49,7 +58,9 @@ at::Tensor RouterLosses::balancing(const at::Tensor& logits, const Routing& rout
   const int64_t experts = logits.size(1);
   const auto kind = config_.moe_router_load_balancing_type;
   const bool global = kind == RouterLoadBalancing::global_aux_loss;
-  at::Tensor counts = routing.map.view({sequence, batch, experts}).sum(0);  // [batch, experts]
+  const at::Tensor shares = router_shares(logits, config_.moe_router_score_function);
+  const at::Tensor choices = balanced_choices(shares, routing.map, config_);
+  at::Tensor counts = choices.view({sequence, batch, experts}).sum(0);  // [batch, experts]
   if (kind != RouterLoadBalancing::seq_aux_loss) counts = counts.sum(0, /*keepdim=*/true);
   counts = counts.contiguous();
   all_reduce(state_.group(global ? GroupKind::tp_dp_cp : GroupKind::tp_cp), counts, ReduceOp::sum,
@@ -58,7 +69,6 @@ at::Tensor RouterLosses::balancing(const at::Tensor& logits, const Routing& rout
   if (global) counts = counts_ = counts_.defined() ? counts_ + counts : counts;
   const at::Tensor fractions =
       counts.to(logits.scalar_type()) / counts.sum(1, /*keepdim=*/true).clamp_min(1);
-  const at::Tensor shares = router_shares(logits, config_.moe_router_score_function);
   return (shares.view({sequence, batch, experts}) * fractions).sum(-1) *
          (config_.moe_aux_loss_coeff * static_cast<double>(experts));
 }

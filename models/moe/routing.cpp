@@ -12,6 +12,16 @@ namespace {
 constexpr double kWeightSteps = 1 << 20;
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
+/// What experts are chosen by. A softmax keeps the order of the logits, but not that of the groups'
+/// sums.
+at::Tensor preference_of(const at::Tensor& logits, const TransformerConfig& config) {
+  const RouterScoreFunction function = config.moe_router_score_function;
+  const bool softmax_of_chosen =
+      function == RouterScoreFunction::softmax && !config.moe_router_pre_softmax;
+  if (config.moe_router_num_groups && softmax_of_chosen) return logits;
+  return router_scores(logits, function);
+}
+
 /// `scores`, with minus infinity outside the best groups.
 at::Tensor within_best_groups(const at::Tensor& scores, const TransformerConfig& config) {
   if (!config.moe_router_num_groups) return scores;
@@ -52,7 +62,7 @@ at::Tensor router_shares(const at::Tensor& logits, RouterScoreFunction function)
 
 Routing route_tokens(const at::Tensor& logits, const TransformerConfig& config,
                      const at::Tensor& expert_bias) {
-  at::Tensor preference = router_scores(logits.detach(), config.moe_router_score_function);
+  at::Tensor preference = preference_of(logits.detach(), config);
   if (expert_bias.defined()) preference = preference + expert_bias.to(preference.scalar_type());
   preference = within_best_groups(preference, config);
   const at::Tensor chosen = std::get<1>(preference.topk(config.moe_router_topk, 1));

@@ -41,7 +41,8 @@ at::Tensor router_shares(const at::Tensor& logits, RouterScoreFunction function)
 /// `expert_bias` [experts], which may be undefined, is added to sigmoid scores only for the choice.
 /// With moe_router_num_groups the experts form that many groups, and a token chooses within the
 /// moe_router_group_topk of them whose topk / group_topk best scores have the largest sum
-/// (DeepSeek-AI, "DeepSeek-V3", 2024).
+/// (DeepSeek-AI, "DeepSeek-V3", 2024). With softmax over the chosen logits these are sums of
+/// logits, as in Megatron Core.
 Routing route_tokens(const at::Tensor& logits, const TransformerConfig& config,
                      const at::Tensor& expert_bias = {});
 

@@ -3,6 +3,7 @@
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/context_parallel_rules.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/expert_rules.h"
 
 namespace lockstep {
 namespace {
@@ -133,6 +134,23 @@ TEST(ExpertRules, Layout) {
   refused({"parallel.tensor_model_parallel_size=2", "model.seq_length=15"},
           "model.seq_length: found 15, allowed with model.num_experts");
   EXPECT_EQ(*parse_config("", "x", {"model.num_experts=8"}).model.moe_ffn_hidden_size, 512);
+}
+
+TEST(ExpertRules, LayersInBetweenAreDense) {
+  TransformerConfig config;
+  config.num_experts = 4;
+  config.moe_layer_freq = {3};
+  EXPECT_TRUE(has_experts(config, 0));
+  EXPECT_FALSE(has_experts(config, 1));
+  EXPECT_FALSE(has_experts(config, 2));
+  EXPECT_TRUE(has_experts(config, 3));
+  config.moe_layer_freq = {0, 1, 0, 1};
+  for (const int64_t layer : {0, 1, 2, 3}) EXPECT_EQ(has_experts(config, layer), layer % 2 == 1);
+  config.moe_layer_freq = {0};
+  EXPECT_FALSE(has_experts(config, 0));
+  config.moe_layer_freq = {1};
+  config.num_experts.reset();
+  EXPECT_FALSE(has_experts(config, 0));
 }
 
 }  // namespace

@@ -84,5 +84,26 @@ TEST(TensorParallelRules, WhatFitsPasses) {
   EXPECT_NO_THROW(parse_model({"parallel.tensor_model_parallel_size=4", "model.vocab_size=3"}));
 }
 
+TEST(Fp8Rules, LatentsNeedMultiplesOf16TokensOnEachRankOfSequenceParallelism) {
+  const std::string latent = "model.multi_latent_attention=true",
+                    sequence = "parallel.sequence_parallel=true";
+  const auto parse = [](std::vector<std::string> fields) {
+    for (const char* field : {"train.precision=bf16", "train.fp8=hybrid", "model.seq_length=144",
+                              "parallel.tensor_model_parallel_size=2"})
+      fields.emplace_back(field);
+    parse_config("", "latent", fields);
+  };
+  EXPECT_TRUE(throws_with<ConfigError>(
+      [&] {
+        parse({latent, sequence, "train.micro_batch_size=1"});
+      },
+      "model.seq_length: found 144, so that a rank of tp has 72 tokens of a micro-batch, allowed "
+      "with train.fp8, model.multi_latent_attention and parallel.sequence_parallel: multiples of "
+      "16"));
+  EXPECT_NO_THROW(parse({latent, sequence, "train.micro_batch_size=2"}));
+  EXPECT_NO_THROW(parse({latent, "train.micro_batch_size=1"}));
+  EXPECT_NO_THROW(parse({sequence, "train.micro_batch_size=1"}));
+}
+
 }  // namespace
 }  // namespace lockstep

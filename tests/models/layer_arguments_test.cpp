@@ -19,6 +19,8 @@
 #include "lockstep/models/linear.h"
 #include "lockstep/models/linear_function.h"
 #include "lockstep/models/normalization.h"
+#include "lockstep/models/recompute.h"
+#include "lockstep/pipeline/split_backward.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -182,14 +184,17 @@ TEST(LayerArguments, AWeightThatOneRankOfTpAloneHasFrozenIsRefusedByTheFrontOnEv
             {.sizes = {.tensor = 2}});
 }
 
-/// One wrapped layer, and the sum of its outputs.
+/// One wrapped layer, and the sum of its outputs, each of which may be recomputed in backward.
 struct Wrapped {
   explicit Wrapped(const ParallelContext& context)
       : layer(context, 4, {8}, false, 0.1), ddp(layer, context.state) {}
-  at::Tensor loss(int uses) const {
+  at::Tensor loss(int uses, bool recomputed = false) const {
+    const auto run = [this](const std::vector<at::Tensor>& in) { return layer.forward(in[0]); };
     at::Tensor sum = at::zeros({}, at::kDouble);
-    for (int use = 0; use < uses; ++use)
-      sum = sum + layer.forward(at::full({2, 3, 4}, 1. + use, at::kDouble).requires_grad_()).sum();
+    for (int use = 0; use < uses; ++use) {
+      const at::Tensor x = at::full({2, 3, 4}, 1. + use, at::kDouble).requires_grad_();
+      sum = sum + (recomputed ? recompute(run, {x}) : run({x})).sum();
+    }
     return sum;
   }
   ColumnParallelLinear layer;
@@ -197,20 +202,34 @@ struct Wrapped {
 };
 
 TEST(LayerArguments, ALayerUsedTwiceInAForwardWithDeferredGradientsIsRefusedByItsCause) {
-  for (const bool deferring : {false, true}) {
-    ParallelContext context = layer();
-    context.deferred = std::make_shared<DeferredGradients>();
-    context.deferred->defer(deferring);
-    const Wrapped wrapped(context);
-    expect_refused(
-        [&] {
-          wrapped.loss(2).backward();
-          const at::NoGradGuard no_grad;
-          for (const auto& task : context.deferred->take()) task();
-        },
-        "layer: its weight was used twice in one forward, allowed with deferred weight gradients: "
-        "once");
-  }
+  for (const bool deferring : {false, true})
+    for (const bool recomputed : {false, true}) {
+      ParallelContext context = layer();
+      context.deferred = std::make_shared<DeferredGradients>();
+      context.deferred->defer(deferring);
+      const Wrapped wrapped(context);
+      expect_refused(
+          [&] {
+            wrapped.loss(2, recomputed).backward();
+            const at::NoGradGuard no_grad;
+            for (const auto& task : context.deferred->take()) task();
+          },
+          "layer: its weight was used twice in one forward, allowed with deferred weight "
+          "gradients: once");
+    }
+}
+
+TEST(LayerArguments, ABackwardInPartsOfALayerWithDeferredGradientsIsRefused) {
+  ParallelContext context = layer();
+  context.deferred = std::make_shared<DeferredGradients>();
+  const ColumnParallelLinear column(context, 4, {8}, true, 0.1);
+  const at::Tensor x = at::ones({2, 3, 4}, at::kDouble).requires_grad_(true);
+  const at::Tensor loss = column.forward(x).sum();
+  SplitBackward split(loss, x);
+  expect_refused([&] { split.input_part(at::ones_like(loss)); },
+                 "layer: found a backward in two parts (SplitBackward), allowed with deferred "
+                 "weight gradients: a whole one; pass the model's `deferred` to "
+                 "PipelineExecutorOptions");
 }
 
 TEST(LayerArguments, WhatIsCapturedAccumulatesOnAutogradsThreadOfADeviceToo) {
@@ -225,18 +244,34 @@ TEST(LayerArguments, WhatIsCapturedAccumulatesOnAutogradsThreadOfADeviceToo) {
   };
   EXPECT_FALSE(on_a_worker());
   {
-    const CapturesAccumulate captures;
+    const CapturesAccumulate captures({});
     EXPECT_TRUE(on_a_worker());
   }
   EXPECT_FALSE(on_a_worker());
 }
 
 TEST(LayerArguments, AutogradGradGivesTheGradientOfAWrappedWeightAndAccumulatesNothing) {
-  const Wrapped wrapped(layer());
+  for (const bool recomputed : {false, true}) {
+    const Wrapped wrapped(layer());
+    const at::Tensor& weight = wrapped.layer.weight();
+    const at::Tensor loss = wrapped.loss(2, recomputed);
+    const auto found = torch::autograd::grad({loss}, {weight}, {}, {}, false, true);
+    const at::Tensor expected = at::full({8, 4}, 6. * (1 + 2), at::kDouble);
+    EXPECT_TRUE(found[0].defined() && at::equal(found[0], expected)) << recomputed;
+    EXPECT_TRUE(at::equal(weight.grad(), at::zeros_like(weight)));
+    EXPECT_EQ(wrapped.ddp.state_text(), "idle");
+  }
+}
+
+TEST(LayerArguments, AutogradGradAccumulatesNoDeferredGradientOfARecomputedLayer) {
+  ParallelContext context = layer();
+  context.deferred = std::make_shared<DeferredGradients>();
+  const Wrapped wrapped(context);
+  const at::Tensor x = at::ones({2, 3, 4}, at::kDouble).requires_grad_(true);
+  const auto run = [&](const std::vector<at::Tensor>& in) { return wrapped.layer.forward(in[0]); };
+  const at::Tensor found = torch::autograd::grad({recompute(run, {x}).sum()}, {x})[0];
   const at::Tensor& weight = wrapped.layer.weight();
-  const auto found = torch::autograd::grad({wrapped.loss(2)}, {weight}, {}, {}, false, true);
-  const at::Tensor expected = at::full({8, 4}, 6. * (1 + 2), at::kDouble);
-  EXPECT_TRUE(found[0].defined() && at::equal(found[0], expected));
+  EXPECT_TRUE(at::allclose(found, weight.sum(0).expand_as(x), 1e-14));
   EXPECT_TRUE(at::equal(weight.grad(), at::zeros_like(weight)));
   EXPECT_EQ(wrapped.ddp.state_text(), "idle");
 }

@@ -5,10 +5,12 @@
 
 #include <map>
 #include <random>
+#include <tuple>
 
 #include <ATen/ATen.h>
 
-#include "lockstep/core/expert_rules.h"
+#include "lockstep/core/error.h"
+#include "lockstep/models/context_parallel.h"
 #include "lockstep/models/router.h"
 #include "lockstep/models/routing.h"
 #include "lockstep/models/token_dispatcher.h"
@@ -363,34 +365,35 @@ TEST(MoELayer, CountsChoicesForTheExpertBiasWhileTraining) {
 TEST(MoELayer, TakesFewerTokensThanRanksOfTensorParallelismUnlessItTrains) {
   TransformerConfig config = layer_config();
   config.moe_expert_capacity_factor = 1;
-  for (const int64_t length : {1, 2, 5})
-    run_ranks(3,
-              [&](const ParallelState& state) {
-                const at::Tensor input = numbers({length, kRows, kHidden}, 3);
-                MoELayer alone(layer_context(config, {}, ParallelState::single_process()));
-                alone.eval();
-                MoELayer layer(layer_context(config, {3, {.tensor = 3}}, state));
-                layer.eval();
-                const at::NoGradGuard no_grad;
-                EXPECT_TRUE(at::allclose(layer.forward(input), alone.forward(input), 1e-12, 1e-12));
-              },
-              {.sizes = {.tensor = 3}});
+  for (const auto& [tensor, context, length] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
+           {3, 1, 1}, {3, 1, 2}, {3, 1, 5}, {3, 2, 4}, {4, 2, 4}, {4, 2, 12}}) {
+    const at::Tensor input = numbers({length, kRows, kHidden}, 3);
+    const Layout layout = {tensor * context, {.tensor = tensor, .context = context}};
+    const auto body = [&](const ParallelState& state) {
+      const auto own = [&](const at::Tensor& x) {
+        return cut_for_context(x, 0, state.group(GroupKind::cp));
+      };
+      MoELayer alone(layer_context(config, {}, ParallelState::single_process()));
+      alone.eval();
+      MoELayer layer(layer_context(config, layout, state));
+      layer.eval();
+      const at::NoGradGuard no_grad;
+      const at::Tensor expected = own(alone.forward(input));
+      EXPECT_TRUE(at::allclose(layer.forward(own(input)), expected, 1e-12, 1e-12)) << input.sizes();
+    };
+    run_ranks(layout.world, body, {.sizes = layout.sizes});
+  }
 }
 
-TEST(MoELayer, LayersInBetweenAreDense) {
-  TransformerConfig config = layer_config();
-  config.moe_layer_freq = {3};
-  EXPECT_TRUE(has_experts(config, 0));
-  EXPECT_FALSE(has_experts(config, 1));
-  EXPECT_FALSE(has_experts(config, 2));
-  EXPECT_TRUE(has_experts(config, 3));
-  config.moe_layer_freq = {0, 1, 0, 1};
-  for (const int64_t layer : {0, 1, 2, 3}) EXPECT_EQ(has_experts(config, layer), layer % 2 == 1);
-  config.moe_layer_freq = {0};
-  EXPECT_FALSE(has_experts(config, 0));
-  config.moe_layer_freq = {1};
-  config.num_experts.reset();
-  EXPECT_FALSE(has_experts(config, 0));
+TEST(MoELayer, ASequenceThatTensorParallelismCannotCutIsRefusedBesidePaddingToo) {
+  run_ranks(3,
+            [](const ParallelState& state) {
+              const MoELayer layer(layer_context(layer_config(), {3, {.tensor = 3}}, state));
+              TokenPositions tokens;
+              tokens.padding.map = at::zeros({4, kRows}, at::kBool);
+              EXPECT_THROW(layer.forward(numbers({4, kRows, kHidden}, 3), tokens), UsageError);
+            },
+            {.sizes = {.tensor = 3}});
 }
 
 }  // namespace

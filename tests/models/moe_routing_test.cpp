@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
 
@@ -57,7 +59,7 @@ Row expected_weights(const Row& logits, const TransformerConfig& config, const R
   }
   if (softmax)
     for (double& score : scores) score /= total;
-  Row preference = scores;
+  Row preference = softmax && !config.moe_router_pre_softmax ? logits : scores;
   for (size_t e = 0; e < bias.size(); ++e) preference[e] += bias[e];
   if (config.moe_router_num_groups) {
     const auto groups = static_cast<size_t>(*config.moe_router_num_groups);
@@ -126,6 +128,51 @@ TEST(Routing, TheBiasChangesTheChoiceAndNotTheWeight) {
   EXPECT_EQ(counts[3].item<int64_t>(), 0);
 }
 
+TransformerConfig golden_router(const nlohmann::json& fields) {
+  TransformerConfig config = router_config(8, 4);
+  config.moe_aux_loss_coeff = 0.5;
+  config.moe_router_pre_softmax = fields.value("moe_router_pre_softmax", false);
+  config.moe_router_enable_expert_bias = fields.value("moe_router_enable_expert_bias", false);
+  if (fields.value("moe_router_score_function", "softmax") == "sigmoid")
+    config.moe_router_score_function = RouterScoreFunction::sigmoid;
+  if (fields.contains("moe_router_topk_scaling_factor"))
+    config.moe_router_topk_scaling_factor = fields["moe_router_topk_scaling_factor"];
+  if (fields.contains("moe_router_num_groups")) {
+    config.moe_router_num_groups = fields["moe_router_num_groups"];
+    config.moe_router_group_topk = fields["moe_router_group_topk"];
+  }
+  const std::string kind = fields.value("moe_router_load_balancing_type", "aux_loss");
+  if (kind == "seq_aux_loss")
+    config.moe_router_load_balancing_type = RouterLoadBalancing::seq_aux_loss;
+  if (kind == "global_aux_loss")
+    config.moe_router_load_balancing_type = RouterLoadBalancing::global_aux_loss;
+  return config;
+}
+
+/// Compares with Megatron Core's router in fp32; see scripts/golden/router.py.
+TEST(Routing, WeightsAndTheBalancingLossAreThoseOfMegatron) {
+  std::ifstream file(LOCKSTEP_SOURCE_DIR "/tests/models/router_golden.json");
+  for (const auto& golden : nlohmann::json::parse(file)) {
+    SCOPED_TRACE(golden["fields"].dump());
+    const auto matrix = [&](const char* key) {
+      std::vector<double> numbers;
+      for (const auto& row : golden[key])
+        for (const double number : row) numbers.push_back(number);
+      return at::tensor(numbers, at::kDouble).view({6, 8});
+    };
+    const TransformerConfig config = golden_router(golden["fields"]);
+    at::Tensor bias;
+    if (config.moe_router_enable_expert_bias)
+      bias = at::tensor(golden["bias"].get<std::vector<double>>(), at::kDouble);
+    const at::Tensor logits = matrix("logits").requires_grad_(true);
+    const Routing routing = route_tokens(logits, config, bias);
+    EXPECT_TRUE(at::allclose(routing.probs, matrix("weights"), 1e-5, 1e-7)) << routing.probs;
+    RouterLosses losses(config, ParallelState::single_process());
+    losses.per_token(logits, routing, 3, 2).mean().backward();
+    EXPECT_TRUE(at::allclose(logits.grad(), matrix("gradient"), 1e-4, 1e-7)) << logits.grad();
+  }
+}
+
 TEST(Routing, CapacityAsInMegatron) {
   EXPECT_EQ(expert_capacity(64, 2, 8, 1), 16);
   EXPECT_EQ(expert_capacity(64, 2, 8, 1.25), 20);
@@ -191,6 +238,28 @@ TEST(RouterLosses, TheCoefficientAtPerfectBalanceAndExpertsTimesThatForOneHotExp
         if (function == RouterScoreFunction::sigmoid) hot.sub_(30).mul_(4);
         EXPECT_NEAR(mean_loss(hot, config), 0.3 * static_cast<double>(experts), 1e-9) << experts;
       }
+}
+
+TEST(RouterLosses, CountWhatScoresChooseNotWhatTheBiasDoesAndLeavePaddingOut) {
+  TransformerConfig config = router_config(4, 1);
+  config.moe_router_score_function = RouterScoreFunction::sigmoid;
+  config.moe_router_enable_expert_bias = true;
+  config.moe_aux_loss_coeff = 1;
+  at::Tensor logits = at::full({6, 4}, -60, at::kDouble);
+  logits.narrow(0, 0, 4).select(1, 2).fill_(60);
+  logits.narrow(0, 4, 2).select(1, 3).fill_(60);
+  const at::Tensor bias = at::tensor({0, 10, 0, 0}, at::kDouble);
+  const auto losses_of = [&](const Routing& routing) {
+    RouterLosses losses(config, ParallelState::single_process());
+    return losses.per_token(logits, routing, 3, 2).flatten();
+  };
+  Routing routing = route_tokens(logits, config, bias);
+  EXPECT_EQ(routing.map.sum(0)[1].item<int64_t>(), 6);
+  const double most = 4. * 4 / 6, least = 4. * 2 / 6;
+  const at::Tensor expected = at::tensor({most, most, most, most, least, least}, at::kDouble);
+  EXPECT_TRUE(at::allclose(losses_of(routing), expected, 1e-12));
+  routing.map.narrow(0, 4, 2).fill_(false);  // the last two tokens are padding
+  EXPECT_TRUE(at::allclose(losses_of(routing).narrow(0, 0, 4), at::full({4}, 4., at::kDouble)));
 }
 
 TEST(RouterLosses, SequencesAreBalancedEachForItself) {

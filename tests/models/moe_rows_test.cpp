@@ -180,6 +180,15 @@ TEST(GroupedLinear, HasTheBitsOfALinearLayerAnExpertAndReadsNoOtherRows) {
   }
 }
 
+TEST(GroupedLinear, SumsOfManyNarrowRowsAreAddedUpInFp32) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor sums =
+        kernels::grouped_sums(at::ones({4100, 3}, dtype), *groups_with({4, 4096}));
+    const at::Tensor expected = at::tensor({4., 4096.}, at::kDouble).unsqueeze(1).expand({2, 3});
+    EXPECT_TRUE(at::equal(sums.to(at::kDouble), expected)) << sums;
+  }
+}
+
 TEST(GroupedLinear, RefusesMoreRowsThanThereAre) {
   EXPECT_TRUE(testing::throws_with<UsageError>(
       [] {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/models/cross_entropy.h"
@@ -104,6 +105,42 @@ TEST(WeightGradient, ATiedTableGetsThatOfTheOutputByTheProductWhereTheBufferIsWi
     EXPECT_TRUE(table.weight().grad().is_same(grad));
     EXPECT_LT(testing::difference(grad, plain.weight().grad()), narrow ? 0.02 : 1e-14);
   }
+}
+
+TEST(WeightGradient, ManyUsesOfARowOfANarrowTableAddUpInFp32) {
+  constexpr int64_t kUses = 4096;
+  for (const auto dtype : {at::kBFloat16, at::kHalf})
+    for (const auto ids : {at::kLong, at::kInt}) {
+      const ParallelContext context{.options = dtype, .name = "table."};
+      const VocabParallelEmbedding table(context, 7, 5, 0.3, TableUse::one_way);
+      const at::Tensor& weight = table.weight();
+      const auto loss = [&] { return table.embed(at::full({1, kUses}, 3, ids)).sum(); };
+      const at::Tensor expected = at::zeros({7, 5});
+      expected[3].fill_(kUses);
+      loss().backward();
+      EXPECT_EQ(weight.grad().scalar_type(), dtype);
+      EXPECT_TRUE(at::equal(weight.grad().to(at::kFloat), expected)) << weight.grad();
+      at::Tensor(weight).mutable_grad() = at::ones({7, 5});
+      int calls = 0;
+      testing::count_gradients(weight, calls);
+      loss().backward();
+      EXPECT_TRUE(at::equal(weight.grad(), expected + 1)) << weight.grad();  // 4,097 in fp32
+      EXPECT_EQ(calls, 1);
+      const at::Tensor found = torch::autograd::grad({loss()}, {weight})[0];
+      EXPECT_TRUE(at::equal(found.to(at::kFloat), expected)) << found;
+      EXPECT_TRUE(at::equal(weight.grad(), expected + 1));
+    }
+}
+
+TEST(WeightGradient, ManyDocumentsThatBeginAddUpInFp32) {
+  TransformerConfig config = testing::small_gpt();
+  const LayerContext context{.config = config, .options = at::kBFloat16};
+  const PositionEmbedding layer(context);
+  TokenPositions tokens;
+  tokens.document_positions = at::zeros({config.seq_length, 512}, at::kLong);
+  layer.forward(tokens, config.seq_length).sum().backward();
+  const at::Tensor grad = layer.parameters()[0].grad().to(at::kFloat);
+  EXPECT_TRUE(at::equal(grad[0], at::full_like(grad[0], 512. * config.seq_length)));
 }
 
 TEST(WeightGradient, OfAModelInAWrapperIsAddedByProductsAlone) {

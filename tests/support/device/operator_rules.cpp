@@ -5,6 +5,8 @@
 #include <set>
 #include <string_view>
 
+#include <ATen/ops/embedding_dense_backward.h>
+
 namespace lockstep::testing {
 namespace {
 
@@ -116,6 +118,17 @@ bool needs_values(const OperatorCall& call) {
 
 bool meta_kernel_is_stricter(const OperatorCall& call) {
   return call.name() == "aten::index_add" || call.name() == "aten::index_add_";
+}
+
+std::optional<at::Tensor> computed_as_by_cuda(const c10::OperatorHandle& op,
+                                              const std::vector<c10::IValue>& arguments) {
+  if (op.schema().name() != "aten::embedding_dense_backward") return std::nullopt;
+  const at::Tensor& grad = arguments.front().toTensor();
+  if (!at::isReducedFloatingType(grad.scalar_type())) return std::nullopt;
+  return at::embedding_dense_backward(grad.to(at::kFloat), arguments[1].toTensor(),
+                                      arguments[2].toInt(), arguments[3].toInt(),
+                                      arguments[4].toBool())
+      .to(grad.scalar_type());
 }
 
 bool works_in_place(const OperatorCall& call) {

@@ -18,6 +18,11 @@ bool needs_values(const OperatorCall& call);
 /// at a row, which an empty tensor does not have.
 bool meta_kernel_is_stricter(const OperatorCall& call);
 
+/// The result of an operator on arguments on the CPU, if CUDA's kernel rounds otherwise: the
+/// gradient of an embedding in bf16 and fp16 is added up in fp32.
+std::optional<at::Tensor> computed_as_by_cuda(const c10::OperatorHandle& op,
+                                              const std::vector<c10::IValue>& arguments);
+
 /// Whether the operator only writes into its arguments and does not change their shapes.
 bool works_in_place(const OperatorCall& call);
 
