@@ -1,9 +1,11 @@
 #include "lockstep/distributed/owned_grads.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include <ATen/ATen.h>
 
+#include "lockstep/core/check.h"
 #include "lockstep/core/upload.h"
 
 namespace lockstep {
@@ -41,6 +43,23 @@ void scale_narrow(const std::vector<at::Tensor>& parts, const at::Tensor& factor
   at::_amp_foreach_non_finite_check_and_unscale_(parts, unused, factor);
 }
 
+/// `grads` share a device with `there`.
+void divide_on_device(const std::vector<at::Tensor>& grads, const at::Tensor& there) {
+  std::vector<at::Tensor> bf16, fp16;
+  for (const at::Tensor& part : grads) {
+    if (part.scalar_type() == at::kBFloat16)
+      bf16.push_back(part);
+    else if (part.scalar_type() == at::kHalf)
+      fp16.push_back(part);
+    else
+      part.div_(there);
+  }
+  if (bf16.empty() && fp16.empty()) return;
+  const at::Tensor factor = there.reciprocal().to(at::kFloat);
+  scale_narrow(bf16, factor);
+  scale_narrow(fp16, factor);
+}
+
 }  // namespace
 
 std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer, ElementRange range) {
@@ -59,22 +78,25 @@ std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer) {
   return owned_grads(buffer, {0, buffer.layout().numel});
 }
 
+void check_token_count(const at::Tensor& num_tokens, const char* caller) {
+  require<UsageError>(num_tokens.defined() && num_tokens.numel() == 1,
+                      "{}: num_tokens must have one element", caller);
+  if (!num_tokens.is_cpu()) return;  // reading it would stall the device
+  const double value = num_tokens.detach().to(at::kDouble).item<double>();
+  require<UsageError>(std::isfinite(value) && value >= 0,
+                      "{}: num_tokens: found {}, allowed: a count >= 0", caller, value);
+}
+
 void divide_grads(const std::vector<at::Tensor>& grads, const at::Tensor& divisor) {
-  if (grads.empty()) return;
-  const at::Tensor there = divisor.is_cpu() ? upload(divisor, grads.front().device()) : divisor;
-  std::vector<at::Tensor> bf16, fp16;
-  for (const at::Tensor& part : grads) {
-    if (part.scalar_type() == at::kBFloat16)
-      bf16.push_back(part);
-    else if (part.scalar_type() == at::kHalf)
-      fp16.push_back(part);
-    else
-      part.div_(there);
+  std::vector<at::Tensor> rest = grads;
+  while (!rest.empty()) {
+    const c10::Device device = rest.front().device();
+    const auto others = std::stable_partition(
+        rest.begin(), rest.end(), [&](const at::Tensor& part) { return part.device() == device; });
+    divide_on_device({rest.begin(), others},
+                     divisor.is_cpu() ? upload(divisor, device) : divisor.to(device));
+    rest.erase(rest.begin(), others);
   }
-  if (bf16.empty() && fp16.empty()) return;
-  const at::Tensor factor = there.reciprocal().to(at::kFloat);
-  scale_narrow(bf16, factor);
-  scale_narrow(fp16, factor);
 }
 
 }  // namespace lockstep

@@ -22,9 +22,13 @@ std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer);
 std::vector<at::Tensor> reduced_grads(const ParamAndGradBuffer& buffer, ElementRange range);
 std::vector<at::Tensor> reduced_grads(const ParamAndGradBuffer& buffer);
 
-/// Divides `grads`, of one device, by a 0-dim fp64 tensor there or on the CPU. 16-bit
-/// gradients are divided in fp32: an operator would first round the divisor to their dtype, in
-/// which a token count may be infinite.
+/// UsageError naming `caller`: a number of tokens that is undefined, has not one element or, where
+/// it is on the CPU, is negative or not finite.
+void check_token_count(const at::Tensor& num_tokens, const char* caller);
+
+/// Divides `grads`, of any devices, by a 0-dim fp64 tensor. 16-bit gradients are divided in fp32,
+/// because an operator would first round the divisor to their dtype, in which a token count may be
+/// infinite.
 void divide_grads(const std::vector<at::Tensor>& grads, const at::Tensor& divisor);
 
 }  // namespace lockstep

@@ -9,6 +9,7 @@
 #include "lockstep/distributed/further_passes.h"
 #include "lockstep/distributed/grad_sync.h"
 #include "lockstep/distributed/model_check.h"
+#include "lockstep/distributed/module_buffers.h"
 #include "lockstep/distributed/module_units.h"
 #include "lockstep/distributed/param_sync.h"
 #include "lockstep/distributed/parameter_check.h"
@@ -26,11 +27,6 @@ GradientScalingMode mode_of(const DistributedDataParallelConfig& config) {
     return GradientScalingMode::per_token;
   return config.average_in_collective ? GradientScalingMode::average_in_collective
                                       : GradientScalingMode::average;
-}
-
-/// Registered buffers of a module and of its children.
-std::vector<at::Tensor> module_buffers(const torch::nn::Module& module) {
-  return module.buffers(/*recurse=*/true);
 }
 
 /// The settings on which the ranks must agree to have the same buckets.
@@ -71,17 +67,19 @@ std::vector<int64_t> units_for(const torch::nn::Module& module,
 struct DistributedDataParallel::Impl {
   Impl(const std::vector<NamedParameter>& parameters, const ParallelState& parallel_state,
        const DistributedDataParallelConfig& config, bool disable_bucketing, MatrixLayout matrices,
-       std::vector<at::Tensor> buffers_of_module, const std::vector<int64_t>& units = {})
+       std::vector<NamedParameter> buffers_of_module, const std::vector<int64_t>& units = {})
       : state(parallel_state),
         mode(mode_of(config)),
         group(parallel_state.group(GroupKind::dp_cp)),
         module_buffers(std::move(buffers_of_module)) {
-    check_same_model(parameters, state, settings_of(config, disable_bucketing, matrices, units),
-                     matrices, [&] {
+    check_same_model(parameters, module_buffers, state,
+                     settings_of(config, disable_bucketing, matrices, units), matrices, [&] {
+                       constexpr const char* kFront = "DistributedDataParallel";
                        check_ddp(config);
                        check_sharding(config, matrices);
-                       check_parameter_list(parameters, "DistributedDataParallel");
-                       refuse_shared_memory(parameters, "DistributedDataParallel");
+                       check_parameter_list(parameters, kFront);
+                       refuse_other_devices(parameters, state, kFront);
+                       refuse_shared_memory(parameters, module_buffers, kFront);
                      });
     const char* left_undone = nullptr;
     for (const NamedParameter& param : parameters)
@@ -93,7 +91,7 @@ struct DistributedDataParallel::Impl {
     sync = std::make_unique<GradSync>(
         make_bucketing(parameters, parallel_state, config, mode,
                        disable_bucketing || !has_buckets(stage, /*chunk=*/0), matrices, units),
-        config.overlap_grad_reduce, config.allow_unused_parameters);
+        group, config.overlap_grad_reduce, config.allow_unused_parameters);
     sync->set_left_undone(left_undone);
     if (config.use_distributed_optimizer)
       params = std::make_unique<ParamSync>(sync->bucketing(), state, config.overlap_param_gather);
@@ -127,15 +125,8 @@ struct DistributedDataParallel::Impl {
     return state.group(replicas(param.description));
   }
 
-  void refuse_unfrozen() const {
-    sync->guarded([&] {
-      for (const NamedParameter& param : frozen)
-        require<UsageError>(!param.tensor.requires_grad(),
-                            "parameter '{}' requires a gradient, but was frozen when it was "
-                            "wrapped, so that nobody reduces it; freeze before wrapping, or wrap "
-                            "again",
-                            param.name);
-    });
+  void check_unfrozen() const {
+    sync->guarded([&] { refuse_unfrozen(frozen); });
   }
 
   void require_not_reducing(const char* call) const {
@@ -155,7 +146,7 @@ struct DistributedDataParallel::Impl {
   ParallelState state;
   GradientScalingMode mode;
   ProcessGroup group;
-  std::vector<at::Tensor> module_buffers;
+  std::vector<NamedParameter> module_buffers;
   std::vector<NamedParameter> frozen;
   std::unique_ptr<GradSync> sync;
   std::vector<const ParamAndGradBuffer*> buffers;  ///< of sync
@@ -170,7 +161,8 @@ DistributedDataParallel::DistributedDataParallel(const torch::nn::Module& module
                                                  const DistributedDataParallelConfig& config,
                                                  bool disable_bucketing, MatrixLayout matrices)
     : impl_(std::make_unique<Impl>(collect_parameters(module), parallel_state, config,
-                                   disable_bucketing, matrices, module_buffers(module),
+                                   disable_bucketing, matrices,
+                                   collect_buffers(module, collect_parameters(module)),
                                    units_for(module, collect_parameters(module), config))) {
   broadcast_params();
 }
@@ -180,7 +172,7 @@ DistributedDataParallel::DistributedDataParallel(const std::vector<NamedParamete
                                                  const DistributedDataParallelConfig& config,
                                                  bool disable_bucketing, MatrixLayout matrices)
     : impl_(std::make_unique<Impl>(parameters, parallel_state, config, disable_bucketing, matrices,
-                                   std::vector<at::Tensor>())) {
+                                   std::vector<NamedParameter>())) {
   broadcast_params();
 }
 
@@ -195,7 +187,7 @@ void DistributedDataParallel::set_num_microbatches(int64_t count) {
 void DistributedDataParallel::start_grad_sync() { impl_->sync->start(); }
 
 void DistributedDataParallel::finish_grad_sync() {
-  impl_->refuse_unfrozen();
+  impl_->check_unfrozen();
   impl_->sync->finish();
 }
 
@@ -240,10 +232,9 @@ void DistributedDataParallel::broadcast_params() {
   for (const auto& buffer : buffers())
     works.push_back(broadcast(impl_->replicas_of(buffer->params().front()), buffer->param_data(), 0,
                               "parameters"));
-  for (const at::Tensor& tensor : impl_->module_buffers)
-    broadcast_values(impl_->group, {tensor}, 0, kUntrainedLabel);
-  for (const NamedParameter& param : impl_->frozen)
-    broadcast_values(impl_->replicas_of(param), {param.tensor}, 0, kUntrainedLabel);
+  for (const auto* const untrained : {&impl_->module_buffers, &impl_->frozen})
+    for (const NamedParameter& param : *untrained)
+      broadcast_values(impl_->replicas_of(param), {param.tensor}, 0, kUntrainedLabel);
   for (Work& work : works) work.wait();
   reshard();
 }
@@ -348,6 +339,10 @@ void detail::StepAccess::end_finalize(DistributedDataParallel& model) {
 
 void detail::StepAccess::note_backward(DistributedDataParallel& model) {
   model.impl_->sync->note_backward();
+}
+
+void detail::StepAccess::align_gather(const DistributedDataParallel& model) {
+  model.impl_->align_gathers();
 }
 
 void detail::StepAccess::require_final_gradients(const DistributedDataParallel& model,

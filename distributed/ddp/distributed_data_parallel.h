@@ -79,21 +79,23 @@ class DistributedDataParallel {
   /// that is registered with the module later is not trained: its gradient stays local to this
   /// rank, and no optimizer of this object updates it. Collective over the data-parallel ranks, and
   /// over tp, etp and ep. First compares `config` and the parameters of all ranks (names, shapes,
-  /// dtypes, descriptions, whether they are trained, `matrices`). If they differ, every rank throws
-  /// CommunicationError naming the first difference. The same is compared over tp, etp and ep for
-  /// parameters whose gradients are partial there; the pieces of a parameter that is cut over one
-  /// of these axes may have different lengths. For other parameters that tp or etp ranks hold under
-  /// one name, the ranks compare whether the parameters are trained and, if they are whole, whether
-  /// they have weight decay; a rank may hold further parameters. Then all ranks get the parameters
-  /// and registered buffers of the first rank (see broadcast_params(), which is not called again:
-  /// buffers that change in training, such as running means, differ between ranks).
+  /// dtypes, descriptions, whether they are trained, `matrices`), and names, shapes and dtypes of
+  /// registered buffers. If they differ, every rank throws CommunicationError naming the first
+  /// difference. The same is compared over tp, etp and ep for parameters whose gradients are
+  /// partial there; the pieces of a parameter that is cut over one of these axes may have different
+  /// lengths. For other parameters that tp or etp ranks hold under one name, the ranks compare
+  /// whether the parameters are trained and, if they are whole, whether they have weight decay; a
+  /// rank may hold further parameters. Then all ranks get the parameters and registered buffers of
+  /// the first rank (see broadcast_params(), which is not called again: buffers that change in
+  /// training, such as running means, differ between ranks).
   ///
-  /// UsageError if no parameter is trained, if a parameter is already wrapped, for an undefined
-  /// tensor, for a tensor or a name that is listed twice, for a trained parameter that is not a
-  /// leaf, is sparse or expanded, or shares elements with another one, for a description that
-  /// contradicts itself (ParamDescription::validate) or cuts a dimension that the tensor does not
-  /// have. If only some ranks find such an error in their arguments, the others throw
-  /// CommunicationError.
+  /// UsageError if no parameter is trained and there is one pipeline stage, if a parameter is
+  /// already wrapped, for an undefined tensor, for a tensor or a name that is listed twice, for a
+  /// trained parameter that is not a leaf, is sparse or expanded, shares elements with another one
+  /// or with a registered buffer, or, in a job of several ranks, is not on the job's device, for a
+  /// description that contradicts itself (ParamDescription::validate) or cuts a dimension that the
+  /// tensor does not have. If only some ranks find such an error in their arguments, the others
+  /// throw CommunicationError.
   ///
   /// `disable_bucketing`: one bucket per buffer whatever `config` says, for model chunks whose
   /// reduction is hidden by that of other chunks. All pipeline stages except the first always do
@@ -119,7 +121,9 @@ class DistributedDataParallel {
                           MatrixLayout matrices = MatrixLayout::cut);
 
   /// Removes the hooks. Parameters and gradients stay views of the buffers' memory, which lives as
-  /// long as they do.
+  /// long as they do. Sharded parameters (optim_grads_params), and those that were changed and not
+  /// gathered since (note_params_changed()), are lost: reading one throws c10::Error. To keep them,
+  /// call unshard() first, on all ranks.
   ~DistributedDataParallel();
 
   DistributedDataParallel(const DistributedDataParallel&) = delete;
@@ -181,7 +185,10 @@ class DistributedDataParallel {
   void abandon_step();
 
   /// Gives all data-parallel ranks the parameters, the frozen parameters and the registered module
-  /// buffers of the first rank.
+  /// buffers of the first rank. Experts come from the first rank of expert-dp, and so do the
+  /// buffers of a module all of whose parameters are experts. Do not register a buffer that depends
+  /// on the rank of dp-cp in any other way, such as the positions of a context-parallel rank: keep
+  /// it as a plain member.
   void broadcast_params();
 
   /// With the distributed optimizer: gathers the parameters on all ranks after the optimizer has
@@ -196,7 +203,8 @@ class DistributedDataParallel {
   ///
   /// `force_sync`: return only when all parameters have arrived. `force_dispatch`: gather even if
   /// the optimizer has changed nothing since the last gather. Does nothing without the distributed
-  /// optimizer. With ddp.align_param_gather the pipeline stages first wait for each other.
+  /// optimizer. With ddp.align_param_gather the pipeline stages first wait for each other, so all
+  /// must call it equally often; an Optimizer does so even if a stage has fewer models than others.
   void start_param_sync(bool force_sync = false, bool force_dispatch = false);
   /// Returns when all parameters can be read (on CUDA: by the current stream).
   void finish_param_sync();

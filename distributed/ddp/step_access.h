@@ -21,6 +21,11 @@ struct StepAccess {
   /// Throws UsageError naming `caller` unless the gradients are final: reduced, and made final by
   /// finalize_model_grads if that has more to do (per-token scaling, partial or tied gradients).
   static void require_final_gradients(const DistributedDataParallel& model, const char* caller);
+
+  /// With ddp.align_param_gather: waits for the other pipeline stages as the parameter gather of
+  /// one model does. All stages must wait equally often, so a rank calls it for each model chunk
+  /// that others have and it has not.
+  static void align_gather(const DistributedDataParallel& model);
 };
 
 }  // namespace lockstep::detail

@@ -1,7 +1,5 @@
 #include "lockstep/distributed/finalize_model_grads.h"
 
-#include <cmath>
-
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
@@ -77,14 +75,7 @@ void check_num_tokens(const FinalizeContext& context) {
   require<UsageError>(context.per_token() || !context.num_tokens,
                       "finalize_model_grads: num_tokens was given, but the gradients are averages "
                       "over ranks; allowed with: ddp.calculate_per_token_loss");
-  if (!context.num_tokens) return;
-  const at::Tensor& tokens = *context.num_tokens;
-  require<UsageError>(tokens.defined() && tokens.numel() == 1,
-                      "finalize_model_grads: num_tokens must have one element");
-  if (!tokens.is_cpu()) return;  // reading it would stall the device
-  const double value = tokens.to(at::kDouble).item<double>();
-  require<UsageError>(std::isfinite(value) && value >= 0,
-                      "finalize_model_grads: num_tokens: found {}, allowed: a count >= 0", value);
+  if (context.num_tokens) check_token_count(*context.num_tokens, "finalize_model_grads");
 }
 
 void check_arguments(const FinalizeContext& context) {

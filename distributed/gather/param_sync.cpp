@@ -6,6 +6,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/closed_storage.h"
+#include "lockstep/distributed/lent_storage.h"
 #include "lockstep/parallel_state/axis_groups.h"
 
 namespace lockstep {
@@ -16,6 +17,10 @@ constexpr const char* kClosed =
     "finish_param_sync() of its DistributedDataParallel first, on every rank; only operators on "
     "the "
     "thread that made the step wait by themselves";
+
+constexpr const char* kLost =
+    "a parameter is read that its DistributedDataParallel had not gathered when it was destroyed: "
+    "call unshard() before, on every rank";
 
 /// The elements of its storage that a tensor spans.
 ElementRange span_of(const at::Tensor& tensor) {
@@ -55,8 +60,16 @@ ParamSync::~ParamSync() {
     if (phase_ == Phase::gathering) finish();
     for (Gather& gather : gathers_)
       if (gather.launched) gather.work.wait();
+    for (Gather& gather : gathers_)
+      if (!gather.open && gather.failure.empty()) set_message(gather, kLost);
   } catch (...) {  // the parameters stay closed
   }
+}
+
+void ParamSync::set_message(Gather& gather, const std::string& message) {
+  if (gather.lender) return gather.lender->lent_params().set_message(message);
+  gather.closed.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+      message);
 }
 
 void ParamSync::add_bucket(const ParamAndGradBuffer& buffer, size_t bucket,
@@ -153,8 +166,7 @@ void ParamSync::wait(Gather& gather) {
     gather.work.wait();
   } catch (const std::exception& error) {
     gather.failure = error.what();
-    gather.closed.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
-        gather.failure);
+    set_message(gather, gather.failure);
     throw;
   }
   set_storage(gather, true);

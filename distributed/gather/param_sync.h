@@ -118,6 +118,8 @@ class ParamSync final : public ReadObserver {
   void add_bucket(const ParamAndGradBuffer& buffer, size_t bucket, const ProcessGroup& group);
   /// Leaves alone what somebody has made a view of other memory.
   static void set_storage(Gather& gather, bool open);
+  /// Sets the message with which reading its parameters throws while it is closed.
+  static void set_message(Gather& gather, const std::string& message);
   void wait(Gather& gather);
   void settle();
 

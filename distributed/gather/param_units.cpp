@@ -90,7 +90,7 @@ void ParamSync::note_failure(Gather& unit) {
   unit.launched = false;
   if (!unit.failure.empty()) return;
   unit.failure = text_of_exception();
-  unit.lender->lent_params().set_message(unit.failure);
+  set_message(unit, unit.failure);
   try {
     unit.lender->lent_params().allocate();
     unit.whole.fill_(std::nan(""));

@@ -10,6 +10,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/grad_sync.h"
+#include "lockstep/distributed/mesh_buffers.h"
 #include "lockstep/distributed/mesh_reduction.h"
 #include "lockstep/distributed/owned_grads.h"
 #include "lockstep/distributed/parameter_check.h"
@@ -30,75 +31,6 @@ constexpr GradSyncCalls kCalls = {
     .reset = "zero_grad",
     .allow_unused = "GradientSynchronizerOptions::allow_unused_parameters",
     .surplus = "state the backwards of a step with set_required_accumulations()"};
-
-at::ScalarType grad_dtype(const MeshParameter& param) {
-  const std::optional<at::ScalarType> dtype = param.tensor.grad_dtype();
-  require<UsageError>(dtype.has_value(),
-                      "parameter '{}': the dtype of its gradient is not stated; allowed: one that "
-                      "at::Tensor::set_grad_dtype() sets",
-                      param.name);
-  return *dtype;
-}
-
-/// The properties that all parameters of a buffer share.
-struct MeshBufferKey {
-  size_t param_group;
-  c10::Device device;
-  at::ScalarType grad_dtype;
-  RankList ranks;
-  ScalingFactor factor;
-  bool operator==(const MeshBufferKey&) const = default;
-};
-
-int64_t bucket_limit(double megabytes, at::ScalarType dtype) {
-  const double elements = megabytes * (1 << 20) / static_cast<double>(c10::elementSize(dtype));
-  return std::max<int64_t>(static_cast<int64_t>(std::min(elements, 0x1p62)), 1);
-}
-
-/// Gives each parameter of `plan` its highest position on any rank: the ranks of its group may hold
-/// different further parameters, but must order their buckets alike.
-void agree_on_positions(BufferPlan& plan) {
-  const ProcessGroup& group = plan.reduction.group;
-  if (group.size() == 1) return;
-  const auto count = static_cast<int64_t>(plan.positions.size());
-  const at::Tensor all = at::empty({group.size(), count}, at::kLong);
-  all_gather(group, all.view(-1), at::tensor(plan.positions, at::kLong), "positions").wait();
-  const at::Tensor most = at::amax(all, 0);
-  std::copy_n(most.const_data_ptr<int64_t>(), count, plan.positions.begin());
-}
-
-/// Parameters that are compared together and, unless `only_compared`, share a buffer.
-struct Candidate {
-  MeshBufferKey key;
-  bool only_compared;
-  DeviceMesh mesh;
-  std::vector<std::string> axes;  ///< of `mesh`, over which key.ranks lie
-  std::vector<NamedParameter> params = {};
-  std::vector<ParamDescription> descriptions = {};  ///< of params
-  std::vector<int64_t> positions = {};
-  std::string complete = {};  ///< where gradients are complete, in words
-  std::optional<BufferPlan> plan = {};
-};
-
-/// The order does not depend on any parameter list, so that ranks never wait for each other in a
-/// circle. Larger groups come first, so that ranks that disagree on complete axes meet in the group
-/// that holds both.
-std::vector<Candidate*> in_order(std::vector<Candidate>& candidates) {
-  std::vector<Candidate*> sorted;
-  for (Candidate& candidate : candidates) sorted.push_back(&candidate);
-  std::stable_sort(sorted.begin(), sorted.end(), [](const Candidate* x, const Candidate* y) {
-    const RankList &a = x->key.ranks, &b = y->key.ranks;
-    return a.size() != b.size() ? a.size() > b.size() : a < b;
-  });
-  return sorted;
-}
-
-/// The position of the parameter in its group, on one scale for groups of any size, because
-/// backward goes through all groups at once.
-int64_t expected_position(size_t index, size_t size) {
-  constexpr int64_t kScale = 1 << 30;
-  return static_cast<int64_t>(index) * kScale / static_cast<int64_t>(size);
-}
 
 at::Tensor sum_of_tokens(const ProcessGroup& group, const at::Tensor& num_tokens) {
   at::Tensor tokens = num_tokens.detach().to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
@@ -130,7 +62,8 @@ struct GradientSynchronizer::Impl {
   bool bound = false;
   std::unique_ptr<GradSync> sync = {};  ///< null if all parameters are local
   std::vector<at::Tensor> local = {};
-  bool divided = false;  ///< the gradients of this step by their tokens
+  std::vector<NamedParameter> frozen = {};  ///< when it was bound
+  bool divided = false;                     ///< the gradients of this step by their tokens
 
   const ParallelState* job() const {
     for (const MeshParameters& group : param_groups)
@@ -171,7 +104,7 @@ struct GradientSynchronizer::Impl {
 
   /// Adds the trained parameters that have axes to `candidates`. `only_compared`: those with
   /// complete axes, over all ranks that hold them.
-  void collect(std::vector<Candidate>& candidates, bool only_compared) {
+  void collect(std::vector<MeshBufferCandidate>& candidates, bool only_compared) {
     for (size_t g = 0; g < param_groups.size(); ++g)
       for (size_t i = 0; i < param_groups[g].size(); ++i) {
         const MeshParameter& param = param_groups[g][i];
@@ -187,11 +120,12 @@ struct GradientSynchronizer::Impl {
         const DeviceMesh& mesh = param.dtensor->device_mesh();
         RankList ranks = mesh.layout().group(axes, mesh.parallel_state().rank());
         const ScalingFactor factor = scaling_of(param, ranks);
-        const MeshBufferKey key = {g, param.tensor.device(), grad_dtype(param), std::move(ranks),
-                                   factor};
-        auto at = std::find_if(candidates.begin(), candidates.end(), [&](const Candidate& c) {
-          return c.key == key && c.only_compared == only_compared;
-        });
+        const MeshBufferKey key = {g, param.tensor.device(), mesh_grad_dtype(param),
+                                   std::move(ranks), factor};
+        auto at =
+            std::find_if(candidates.begin(), candidates.end(), [&](const MeshBufferCandidate& c) {
+              return c.key == key && c.only_compared == only_compared;
+            });
         if (at == candidates.end())
           at = candidates.insert(at, {key, only_compared, mesh, std::move(axes)});
         at->params.push_back({param.name, param.tensor, {}});
@@ -206,7 +140,7 @@ struct GradientSynchronizer::Impl {
                         static_cast<int64_t>(ranks.size()));
   }
 
-  BufferPlan plan_for(const Candidate& candidate, const ProcessGroup& group) const {
+  BufferPlan plan_for(const MeshBufferCandidate& candidate, const ProcessGroup& group) const {
     return {.params = candidate.params,
             .positions = candidate.positions,
             .grad_dtype = candidate.key.grad_dtype,
@@ -216,7 +150,7 @@ struct GradientSynchronizer::Impl {
   }
 
   /// The settings on which the ranks that share the parameters of a buffer must agree.
-  std::vector<ConfigValue> settings_of(const Candidate& candidate) const {
+  std::vector<ConfigValue> settings_of(const MeshBufferCandidate& candidate) const {
     return {{"complete_axes", candidate.complete.empty() ? "none" : candidate.complete},
             {"reduction", to_string(options.reduction)},
             {"bucket_size_mb", fmt::format("{}", bucket_size_mb)},
@@ -225,7 +159,7 @@ struct GradientSynchronizer::Impl {
             {"dtype of gradients", at::toString(candidate.key.grad_dtype)}};
   }
 
-  void compare(const Candidate& candidate, const ProcessGroup& group) const {
+  void compare(const MeshBufferCandidate& candidate, const ProcessGroup& group) const {
     std::vector<NamedParameter> described = candidate.params;
     for (size_t i = 0; i < described.size(); ++i)
       described[i].description = candidate.descriptions[i];
@@ -238,12 +172,15 @@ struct GradientSynchronizer::Impl {
 
   void bind() {
     for (const MeshParameters& group : param_groups) check_same_described(group);
+    for (const MeshParameters& group : param_groups)
+      for (const MeshParameter& param : group)
+        if (!param.tensor.requires_grad()) frozen.push_back({param.name, param.tensor, {}});
     auto candidates = telling(job(), [this] {
-      std::vector<Candidate> found;
+      std::vector<MeshBufferCandidate> found;
       for (const bool only_compared : {true, false}) collect(found, only_compared);
       return found;
     });
-    for (Candidate* const candidate : in_order(candidates)) {
+    for (MeshBufferCandidate* const candidate : in_order(candidates)) {
       const ProcessGroup group = candidate->mesh.get_group(candidate->axes);
       compare(*candidate, group);
       if (candidate->only_compared) continue;
@@ -251,11 +188,12 @@ struct GradientSynchronizer::Impl {
       agree_on_positions(*candidate->plan);
     }
     std::vector<BufferPlan> plans;
-    for (Candidate& candidate : candidates)
+    for (MeshBufferCandidate& candidate : candidates)
       if (candidate.plan) plans.push_back(std::move(*candidate.plan));
     if (!plans.empty()) {
       sync = std::make_unique<GradSync>(make_bucketing(plans, /*overlap=*/true, /*checks=*/{}),
-                                        /*overlap=*/true, options.allow_unused_parameters, kCalls);
+                                        plans.front().reduction.group, /*overlap=*/true,
+                                        options.allow_unused_parameters, kCalls);
       sync->state().set_microbatches(require_accumulations);
     }
     bound = true;
@@ -263,9 +201,18 @@ struct GradientSynchronizer::Impl {
 
   void finish() {
     require_bound("wait");
+    telling(job(), [&] { refuse_unfrozen(frozen); });
     if (!sync) return;
     sync->state().refuse_early_finish();
     sync->finish();
+  }
+
+  void unbind() {
+    sync.reset();
+    local.clear();
+    frozen.clear();
+    divided = false;
+    bound = false;
   }
 
   void divide(const at::Tensor& tokens) {
@@ -313,7 +260,7 @@ void GradientSynchronizer::bind() {
   try {
     impl_->bind();
   } catch (...) {
-    impl_->local.clear();
+    impl_->unbind();
     throw;
   }
 }
@@ -321,32 +268,34 @@ void GradientSynchronizer::bind() {
 void GradientSynchronizer::unbind() {
   if (!impl_->bound) return;
   if (impl_->sync) impl_->sync->settle();
-  impl_->sync.reset();
-  impl_->local.clear();
-  impl_->divided = false;
-  impl_->bound = false;
+  impl_->unbind();
   for (const MeshParameters& group : impl_->param_groups)
     for (const MeshParameter& param : group)
       if (param.tensor.requires_grad()) param.tensor.mutable_grad().reset();
 }
 
 void GradientSynchronizer::wait() {
-  require<UsageError>(impl_->options.reduction != GradientReduction::per_token,
-                      "wait: num_tokens is missing; the reduction is per-token");
+  if (impl_->options.token_group)
+    telling(*impl_->options.token_group,
+            [] { fail<UsageError>("wait: num_tokens is missing; the reduction is per-token"); });
   impl_->finish();
 }
 
 void GradientSynchronizer::wait(const at::Tensor& num_tokens) {
-  require<UsageError>(impl_->options.token_group.has_value(),
-                      "wait: num_tokens was given, but the reduction is {}; allowed: per-token",
-                      to_string(impl_->options.reduction));
-  require<UsageError>(num_tokens.defined() && num_tokens.numel() == 1,
-                      "wait: num_tokens must have one element");
+  const std::optional<ProcessGroup>& token_group = impl_->options.token_group;
+  telling(impl_->job(), [&] {
+    require<UsageError>(token_group.has_value(),
+                        "wait: num_tokens was given, but the reduction is {}; allowed: per-token",
+                        to_string(impl_->options.reduction));
+  });
+  telling(*token_group, [&] { check_token_count(num_tokens, "wait"); });
   impl_->finish();
-  require<UsageError>(!impl_->divided,
-                      "wait: the gradients of this step are divided by their tokens already; call "
-                      "zero_grad() between steps");
-  impl_->divide(sum_of_tokens(*impl_->options.token_group, num_tokens));
+  telling(*token_group, [&] {
+    require<UsageError>(!impl_->divided,
+                        "wait: the gradients of this step are divided by their tokens already; "
+                        "call zero_grad() between steps");
+    impl_->divide(sum_of_tokens(*token_group, num_tokens));
+  });
 }
 
 void GradientSynchronizer::zero_grad() {

@@ -64,9 +64,10 @@ struct GradientSynchronizerOptions {
 ///
 /// Misuse throws UsageError with names and counts, and the ranks that would wait for this one are
 /// notified. Misuse means: one backward too many, a gradient that was replaced after the last
-/// backward, or a parameter without a gradient while others have all of theirs. A wait() before any
-/// parameter has all of its gradients also throws, but the step can continue: the missing backwards
-/// may still run.
+/// backward, a parameter without a gradient while others have all of theirs, a parameter that was
+/// frozen in bind() and requires a gradient now, or a missing, superfluous or negative num_tokens.
+/// A wait() before any parameter has all of its gradients also throws, but the step can continue:
+/// the missing backwards may still run.
 ///
 /// Between two micro-batches a gradient belongs to the caller, as in plain autograd: the next
 /// backward adds to the current param.grad(), even if that is another tensor, whose value is then
@@ -94,16 +95,16 @@ class GradientSynchronizer {
   GradientSynchronizer& operator=(const GradientSynchronizer&) = delete;
 
   /// Allocates zeroed buckets, makes the gradients views of them, and installs hooks on the
-  /// parameters. Parameters that do not require a gradient are left out. Collective over the ranks
-  /// that share parameters: connects their groups and compares their parameters, gradient dtypes,
-  /// complete_axes, descriptions, reduction, bucket size, backwards per step and
-  /// allow_unused_parameters. If these differ, every rank throws CommunicationError with the first
-  /// difference. For a described module bind() also compares, over tp, dp and cp, whether each
-  /// parameter is trained, including parameters that are cut. UsageError: a parameter that is
-  /// already bound, here or by another front; a Partial parameter; complete_axes on which the
-  /// parameter is not replicated; a gradient dtype that is not set; a parameter that is not a leaf,
-  /// is sparse or is expanded. If only some ranks find such an error, the others throw
-  /// CommunicationError.
+  /// parameters. Parameters that do not require a gradient are left out: after unfreezing one, call
+  /// unbind() and bind() again. Collective over the ranks that share parameters: connects their
+  /// groups and compares their parameters, gradient dtypes, complete_axes, descriptions, reduction,
+  /// bucket size, backwards per step and allow_unused_parameters. If these differ, every rank
+  /// throws CommunicationError with the first difference. For a described module bind() also
+  /// compares, over tp, dp and cp, whether each parameter is trained, including parameters that are
+  /// cut. UsageError: a parameter that is already bound, here or by another front; a Partial
+  /// parameter; complete_axes on which the parameter is not replicated; a gradient dtype that is
+  /// not set; a parameter that is not a leaf, is sparse or is expanded. If only some ranks find
+  /// such an error, the others throw CommunicationError.
   void bind();
 
   /// Waits for reductions in progress, removes the hooks and frees the buckets. Gradients become

@@ -9,9 +9,11 @@
 #include "lockstep/distributed/broadcast_values.h"
 #include "lockstep/distributed/description_check.h"
 #include "lockstep/distributed/model_check.h"
+#include "lockstep/distributed/module_buffers.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/reducer_assignment.h"
 #include "lockstep/distributed/reducer_impl.h"
+#include "lockstep/parallel_state/axis_groups.h"
 
 namespace lockstep {
 namespace {
@@ -87,15 +89,27 @@ std::vector<bool> sparse_flags(const std::vector<NamedParameter>& params,
 
 /// The trained ones among the parameters that the ranks have agreed on.
 std::vector<NamedParameter> agreed(const std::vector<NamedParameter>& parameters,
+                                   const std::vector<NamedParameter>& buffers,
                                    const ReducerOptions& options, const ProcessGroup& group,
                                    const DescriptionChecks& description_checks) {
-  check_same_parameters(parameters, group, settings_of(options), [&] {
+  const auto own_checks = [&] {
     check_parameter_list(parameters, "Reducer");
     check_options(options);
     if (description_checks) description_checks(parameters);
     (void)sparse_flags(trained(parameters), options.sparse_parameters);
-  });
+  };
+  check_same_parameters(parameters, group, settings_of(options), own_checks, {}, buffers);
   return trained(parameters);
+}
+
+/// Without the experts, and their buffers, of which other ranks of dp-cp have none.
+std::vector<NamedParameter> shared_over_dp_cp(std::vector<NamedParameter> tensors,
+                                              const ParallelState& state) {
+  const auto ranks = [&](GroupKind kind) { return state.grids().group_of(kind, state.rank()); };
+  std::erase_if(tensors, [&](const NamedParameter& tensor) {
+    return ranks(replicas(tensor.description)) != ranks(GroupKind::dp_cp);
+  });
+  return tensors;
 }
 
 std::vector<std::string> sparse_embeddings(const torch::nn::Module& module) {
@@ -123,18 +137,20 @@ ReducerOptions with_sparse_embeddings(ReducerOptions options, const torch::nn::M
 
 }  // namespace
 
-Reducer::Impl::Impl(std::vector<NamedParameter> parameters, std::vector<at::Tensor> module_buffers,
-                    const ProcessGroup& process_group, const ReducerOptions& reducer_options,
+Reducer::Impl::Impl(std::vector<NamedParameter> parameters,
+                    std::vector<NamedParameter> module_buffers, const ProcessGroup& process_group,
+                    const ReducerOptions& reducer_options,
                     const DescriptionChecks& description_checks)
     : options(reducer_options),
       group(process_group),
       guard(group),
       untrained(std::move(module_buffers)),
-      params(agreed(parameters, options, group, description_checks)),
+      params(agreed(parameters, untrained, options, group, description_checks)),
       sparse(sparse_flags(params, reducer_options.sparse_parameters)),
       divisor(process_group.size()) {
   for (const NamedParameter& param : parameters)
-    if (!param.tensor.requires_grad()) untrained.push_back(param.tensor);
+    if (!param.tensor.requires_grad()) frozen.push_back(param);
+  untrained.insert(untrained.end(), frozen.begin(), frozen.end());
   if (options.find_unused_parameters || options.static_graph)
     usage = std::make_unique<ParameterUsage>(params, group);
   if (options.static_graph) fired.assign(params.size(), 0);
@@ -185,8 +201,9 @@ void Reducer::Impl::build_buckets(std::vector<std::vector<size_t>> new_indices) 
 }
 
 Reducer::Reducer(const torch::nn::Module& module, const ProcessGroup& group, ReducerOptions options)
-    : impl_(std::make_unique<Impl>(collect_parameters(module), module.buffers(/*recurse=*/true),
-                                   group, with_sparse_embeddings(std::move(options), module),
+    : impl_(std::make_unique<Impl>(collect_parameters(module),
+                                   collect_buffers(module, collect_parameters(module)), group,
+                                   with_sparse_embeddings(std::move(options), module),
                                    [](const std::vector<NamedParameter>& params) {
                                      require_no_model_axes(params, "Reducer");
                                    })) {
@@ -196,19 +213,21 @@ Reducer::Reducer(const torch::nn::Module& module, const ProcessGroup& group, Red
 Reducer::Reducer(const torch::nn::Module& module, const ParallelState& state,
                  ReducerOptions options)
     : impl_(std::make_unique<Impl>(
-          collect_parameters(module), module.buffers(/*recurse=*/true),
+          collect_parameters(module),
+          shared_over_dp_cp(collect_buffers(module, collect_parameters(module)), state),
           state.group(GroupKind::dp_cp), with_sparse_embeddings(std::move(options), module),
           [&](const std::vector<NamedParameter>& params) {
             require_dp_cp_averages(params, state.grids(), state.rank(), "Reducer");
           })) {
+  impl_->untrained = shared_over_dp_cp(std::move(impl_->untrained), state);
   check_same_trained(collect_parameters(module), state);
   if (impl_->options.broadcast_parameters) broadcast_parameters();
 }
 
 Reducer::Reducer(std::vector<NamedParameter> parameters, const ProcessGroup& group,
                  const ReducerOptions& options)
-    : impl_(std::make_unique<Impl>(std::move(parameters), std::vector<at::Tensor>(), group, options,
-                                   nullptr)) {
+    : impl_(std::make_unique<Impl>(std::move(parameters), std::vector<NamedParameter>(), group,
+                                   options, nullptr)) {
   if (impl_->options.broadcast_parameters) broadcast_parameters();
 }
 
@@ -275,8 +294,8 @@ void Reducer::broadcast_parameters(int64_t source) {
     for (const NamedParameter& param : bucket->params()) tensors.push_back(param.tensor);
     broadcast_values(impl_->group, tensors, source, "parameters");
   }
-  for (const at::Tensor& tensor : impl_->untrained)
-    broadcast_values(impl_->group, {tensor}, source, kUntrainedLabel);
+  for (const NamedParameter& untrained : impl_->untrained)
+    broadcast_values(impl_->group, {untrained.tensor}, source, kUntrainedLabel);
 }
 
 const std::vector<std::vector<size_t>>& Reducer::bucket_indices() const { return impl_->indices; }

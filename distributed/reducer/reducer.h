@@ -44,10 +44,10 @@ struct ReducerOptions {
   /// ranks agree on them in prepare_for_backward(), which costs one more all-reduce.
   bool skip_all_reduce_unused_params = false;
   /// Promises that every iteration gives each parameter its gradient as often as the first
-  /// iteration did. Supports what the traversal of the graph cannot see: recomputation that runs
-  /// its own backward, parameters used in several such backwards, parameters that are never used.
-  /// The first iteration does not overlap. The set of used parameters is fixed at its end,
-  /// including backwards inside no_sync().
+  /// iteration of the rank did. Supports what the traversal of the graph cannot see: recomputation
+  /// that runs its own backward, parameters used in several such backwards, parameters that are
+  /// never used. The first iteration does not overlap. The set of parameters that some rank uses is
+  /// fixed at the end of the first one that is reduced, including backwards inside no_sync().
   bool static_graph = false;
   /// Gradients become views of the buckets after their first reduction; otherwise they are copied
   /// to and from the buckets.
@@ -60,7 +60,8 @@ struct ReducerOptions {
   std::optional<at::ScalarType> reduce_dtype = {};
   /// Refuses gradients that are NaN or infinite before they are sent. Not with a hook.
   bool check_for_nan_in_grad = false;
-  /// All ranks start from the parameters (and module buffers) of the first rank.
+  /// All ranks start from the parameters (and module buffers) of the first rank. See
+  /// Reducer::broadcast_parameters().
   bool broadcast_parameters = true;
 };
 
@@ -95,16 +96,22 @@ struct ReducerJoinOptions {
 /// A backward that misses parameters leaves the iteration open, because the next one may bring
 /// them; finalize_backward(), or else the next prepare_for_forward(), throws UsageError with their
 /// names, and the other ranks raise CommunicationError instead of waiting.
+///
+/// There is no way to abandon an iteration, as abandon_step() of the other fronts does. If an
+/// operator throws in the middle of backward, this object cannot be used again, and on several
+/// ranks the job cannot go on unless all of them stopped between the same two buckets and make a
+/// new Reducer.
 class Reducer {
  public:
   /// Reduces the gradients of the parameters that require one over `group`, all of whose ranks must
   /// make this call. The ranks compare their parameters and options. If these differ, every rank
-  /// throws CommunicationError with the first difference. UsageError: no parameter is trained, an
-  /// undefined tensor, a parameter or a name that is listed twice, a parameter that is already
-  /// being reduced, or buckets that do not hold each parameter once. ConfigError: options that
-  /// cannot be combined. If only some ranks find such an error, the others throw
-  /// CommunicationError. Parameters that are registered with the module later are not reduced.
-  /// Embeddings of `module` with sparse gradients join sparse_parameters.
+  /// throws CommunicationError with the first difference; of registered buffers they compare names,
+  /// shapes and dtypes. UsageError: no parameter is trained, an undefined tensor, a parameter or a
+  /// name that is listed twice, a parameter that is already being reduced, or buckets that do not
+  /// hold each parameter once. ConfigError: options that cannot be combined. If only some ranks
+  /// find such an error, the others throw CommunicationError. Parameters that are registered with
+  /// the module later are not reduced. Embeddings of `module` with sparse gradients join
+  /// sparse_parameters.
   ///
   /// A group alone does not determine which other reductions a description requires. So a gradient
   /// in `module` that is declared partial over an axis other than dp and cp is a UsageError, naming
@@ -124,8 +131,9 @@ class Reducer {
   Reducer& operator=(const Reducer&) = delete;
 
   /// Call it before the forward of every iteration that is reduced. Throws if the previous
-  /// iteration is still open. Before the second iteration all ranks agree on new buckets. Does
-  /// nothing inside no_sync().
+  /// iteration is still open, or if a parameter that was frozen requires a gradient now: nobody
+  /// would reduce it, so make a new Reducer. Before the second iteration all ranks agree on new
+  /// buckets. Does nothing inside no_sync().
   void prepare_for_forward();
   /// Call it after the forward and before its backward. `outputs`: all tensors from which backward
   /// will start, or from which the loss is computed. find_unused_parameters needs them; without
@@ -168,7 +176,10 @@ class Reducer {
   /// CommunicationError.
   void join(const std::function<void()>& iterations, const ReducerJoinOptions& options = {});
 
-  /// Gives all ranks the parameters and module buffers of the rank at position `source`.
+  /// Gives all ranks the parameters, frozen ones included, and the registered module buffers of the
+  /// rank at position `source`. A Reducer over a ParallelState leaves out frozen experts of which
+  /// other ranks of dp-cp have none, and the buffers of modules all of whose parameters are such
+  /// experts.
   void broadcast_parameters(int64_t source = 0);
 
   /// Positions among the trained parameters, in the order in which buckets are reduced.

@@ -23,20 +23,21 @@ at::Tensor empty_sparse(const at::Tensor& like) {
 
 ReducerBucket::ReducerBucket(std::vector<NamedParameter> params, bool sparse,
                              const Settings& settings, size_t index, bool is_last)
-    : params_(std::move(params)),
+    : params_(std::make_shared<const std::vector<NamedParameter>>(std::move(params))),
       settings_(settings),
       index_(index),
       is_last_(is_last),
-      kept_(params_.size()) {
+      kept_(params_->size()) {
   if (sparse) return;
   // A buffer lays out its parameters from the last to the first.
-  std::vector<NamedParameter> reversed(params_.rbegin(), params_.rend());
-  const at::ScalarType dtype = settings.reduce_dtype.value_or(params_.front().tensor.scalar_type());
+  std::vector<NamedParameter> reversed(params_->rbegin(), params_->rend());
+  const at::ScalarType dtype =
+      settings.reduce_dtype.value_or(params_->front().tensor.scalar_type());
   buffer_ = std::make_unique<ParamAndGradBuffer>(std::move(reversed), dtype, LayoutOptions(), 0,
                                                  BufferContents::unattached_grads);
   Bucket bucket{.grads = buffer_->grad_data()};
-  for (size_t place = 0; place < params_.size(); ++place) {
-    bucket.parameters.push_back(params_[place].name);
+  for (size_t place = 0; place < params_->size(); ++place) {
+    bucket.parameters.push_back((*params_)[place].name);
     bucket.grad_views.push_back(expected_grad(place));
   }
   std::vector<Bucket> buckets;
@@ -47,12 +48,12 @@ ReducerBucket::ReducerBucket(std::vector<NamedParameter> params, bool sparse,
 
 int64_t ReducerBucket::bytes() const {
   return static_cast<int64_t>(buffer_ ? buffer_->grad_data().nbytes()
-                                      : params_.front().tensor.nbytes());
+                                      : params().front().tensor.nbytes());
 }
 
 BucketInfo ReducerBucket::info() const {
   if (group_) return info_of(*group_, group_->buckets().front());
-  const NamedParameter& param = params_.front();
+  const NamedParameter& param = params().front();
   return {{.group = settings_.group,
            .operation = {GradOperation::Kind::sparse_all_reduce},
            .bytes = bytes(),
@@ -72,7 +73,7 @@ GradBucket ReducerBucket::grad_bucket(int64_t divisor, const at::Tensor& sparse_
   return {.index = static_cast<int64_t>(index_),
           .is_last = is_last_,
           .buffer = buffer_ ? buffer_->grad_data() : sparse_,
-          .parameters = &params_,
+          .parameters = params_,
           .group = settings_.group,
           .divisor = divisor,
           .sparse_rows = sparse_rows};
@@ -83,19 +84,19 @@ void ReducerBucket::take(size_t place, bool in_place) {
     return;
   if (buffer_ && as_view()) return buffer_->adopt_grad(buffer_index(place));
   if (buffer_) return buffer_->copy_grad_in(buffer_index(place));
-  const at::Tensor& grad = params_[place].tensor.grad();
+  const at::Tensor& grad = params()[place].tensor.grad();
   require<UsageError>(grad.defined() && grad.layout() == at::kSparse,
                       "gradient sync: the gradient of '{}' is dense, allowed: sparse gradients, "
                       "because it is one of sparse_parameters",
-                      params_[place].name);
+                      params()[place].name);
   sparse_ = grad.detach().coalesce();
 }
 
 void ReducerBucket::take_unused(size_t place) {
   const at::NoGradGuard no_grad;
-  const at::Tensor& grad = params_[place].tensor.grad();
+  const at::Tensor& grad = params()[place].tensor.grad();
   if (!buffer_) {
-    sparse_ = grad.defined() ? grad.detach().coalesce() : empty_sparse(params_[place].tensor);
+    sparse_ = grad.defined() ? grad.detach().coalesce() : empty_sparse(params()[place].tensor);
     return;
   }
   const at::Tensor& slot = expected_grad(place);
@@ -111,7 +112,7 @@ void ReducerBucket::take_zeros() {
   if (buffer_)
     at::Tensor(buffer_->grad_data()).zero_();
   else
-    sparse_ = empty_sparse(params_.front().tensor);
+    sparse_ = empty_sparse(params().front().tensor);
 }
 
 void ReducerBucket::start(CommHook* hook, int64_t divisor, const at::Tensor& sparse_rows) {
@@ -145,7 +146,7 @@ void ReducerBucket::finish() {
 
 void ReducerBucket::give(size_t place, bool used) {
   const at::NoGradGuard no_grad;
-  at::Tensor& grad = params_[place].tensor.mutable_grad();
+  at::Tensor& grad = params()[place].tensor.mutable_grad();
   const at::Tensor kept = std::move(kept_[place]);
   kept_[place] = at::Tensor();
   if (!used) {
@@ -157,21 +158,21 @@ void ReducerBucket::give(size_t place, bool used) {
   } else if (grad.defined()) {
     grad.copy_(expected_grad(place));
   } else {
-    grad = expected_grad(place).to(params_[place].tensor.scalar_type(), false, true);
+    grad = expected_grad(place).to(params()[place].tensor.scalar_type(), false, true);
   }
   if (!buffer_) sparse_ = at::Tensor();
 }
 
 void ReducerBucket::give_all() {
   if (buffer_ && as_view()) return buffer_->check_grads_attached();
-  for (size_t place = 0; place < params_.size(); ++place) give(place, true);
+  for (size_t place = 0; place < params().size(); ++place) give(place, true);
 }
 
 void ReducerBucket::zero_grad() {
   const at::NoGradGuard no_grad;
   if (buffer_) at::Tensor(buffer_->grad_data()).zero_();
-  for (size_t place = 0; place < params_.size(); ++place) {
-    at::Tensor& grad = params_[place].tensor.mutable_grad();
+  for (size_t place = 0; place < params().size(); ++place) {
+    at::Tensor& grad = params()[place].tensor.mutable_grad();
     if (!grad.defined() || grad.is_same(expected_grad(place))) continue;
     if (!buffer_)
       grad = at::Tensor();
@@ -183,7 +184,7 @@ void ReducerBucket::zero_grad() {
 }
 
 void ReducerBucket::move_in(size_t place) {
-  if (buffer_ && as_view() && params_[place].tensor.grad().defined())
+  if (buffer_ && as_view() && params()[place].tensor.grad().defined())
     buffer_->adopt_grad(buffer_index(place));
 }
 

@@ -30,13 +30,13 @@ class ReducerBucket {
   ReducerBucket(std::vector<NamedParameter> params, bool sparse, const Settings& settings,
                 size_t index, bool is_last);
 
-  const std::vector<NamedParameter>& params() const { return params_; }
+  const std::vector<NamedParameter>& params() const { return *params_; }
   bool is_sparse() const { return buffer_ == nullptr; }
   /// "bucket 2 ('layers.0.weight' to 'layers.1.bias')"
   std::string label() const { return grad_bucket(1, {}).label(); }
   /// The dtype of the gradients.
   at::ScalarType dtype() const {
-    return (buffer_ ? buffer_->grad_data() : params_.front().tensor).scalar_type();
+    return (buffer_ ? buffer_->grad_data() : params().front().tensor).scalar_type();
   }
   /// The bytes of the gradients; for a sparse bucket, of the gradient as if it were dense.
   int64_t bytes() const;
@@ -68,11 +68,11 @@ class ReducerBucket {
   void move_in(size_t place);
 
  private:
-  size_t buffer_index(size_t place) const { return params_.size() - 1 - place; }
+  size_t buffer_index(size_t place) const { return params().size() - 1 - place; }
   bool as_view() const { return settings_.gradient_as_bucket_view; }
   GradBucket grad_bucket(int64_t divisor, const at::Tensor& sparse_rows) const;
 
-  std::vector<NamedParameter> params_;
+  std::shared_ptr<const std::vector<NamedParameter>> params_;
   Settings settings_;
   size_t index_;
   bool is_last_;

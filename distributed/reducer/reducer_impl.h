@@ -33,7 +33,7 @@ struct Reducer::Impl final : GradientObserver {
     bool ended_early = false;
   };
 
-  Impl(std::vector<NamedParameter> parameters, std::vector<at::Tensor> module_buffers,
+  Impl(std::vector<NamedParameter> parameters, std::vector<NamedParameter> module_buffers,
        const ProcessGroup& process_group, const ReducerOptions& reducer_options,
        const DescriptionChecks& description_checks);
 
@@ -70,7 +70,11 @@ struct Reducer::Impl final : GradientObserver {
   int64_t join(const std::function<void()>& iterations);
 
   bool finds_unused() const { return options.find_unused_parameters && !options.static_graph; }
+  /// Whether this rank learns how often each parameter gets a gradient. The first iteration that it
+  /// runs need not be the first one that is reduced: inside join() it may have waited for others.
   bool counts_firings() const { return options.static_graph && expected.empty(); }
+  /// Whether the ranks count in this iteration who uses which parameter.
+  bool counts_uses() const { return finds_unused() || (options.static_graph && reductions == 0); }
   bool tracks_usage() const { return usage != nullptr; }
   bool is_skipped(size_t bucket) const { return !skipped.empty() && skipped[bucket]; }
 
@@ -83,8 +87,9 @@ struct Reducer::Impl final : GradientObserver {
   ReducerOptions options;
   ProcessGroup group;
   StepGuard guard;
-  std::vector<at::Tensor> untrained;  ///< frozen parameters and module buffers
+  std::vector<NamedParameter> untrained;  ///< module buffers and frozen parameters to broadcast
   std::vector<NamedParameter> params;
+  std::vector<NamedParameter> frozen;
   std::vector<bool> sparse;
   std::shared_ptr<CommHook> hook;
   bool hooks_compared = false;  ///< those of all ranks
@@ -109,7 +114,7 @@ struct Reducer::Impl final : GradientObserver {
 
   std::vector<int64_t> ready_order;  ///< of the first iteration
   std::vector<int32_t> fired;        ///< with static_graph: gradients of this iteration
-  std::vector<int32_t> expected;     ///< those of the first one; empty until it is over
+  std::vector<int32_t> expected;     ///< those of this rank's first; empty until it is over
 
   std::unique_ptr<ParameterUsage> usage;  ///< with find_unused_parameters or static_graph
   std::vector<bool> skipped;              ///< buckets, with skip_all_reduce_unused_params

@@ -18,7 +18,10 @@ namespace lockstep {
 
 void Reducer::Impl::prepare_for_forward() {
   if (no_sync.inside()) return;
-  guarded([&] { refuse_open(); });
+  guarded([&] {
+    refuse_open();
+    refuse_unfrozen(frozen);
+  });
   if (joining) meet_waiting_ranks();
   guarded([&] {
     if (!hooks_compared) compare_hooks();
@@ -131,7 +134,7 @@ void Reducer::Impl::on_gradient(int64_t position, bool in_place) {
 /// An accumulated gradient counts as a use in the reduction that follows.
 void Reducer::Impl::note_without_reduction(size_t param) {
   if (!params[param].tensor.grad().defined()) return;
-  require<UsageError>(!options.static_graph || counts_firings() || usage->counts()[param] > 0,
+  require<UsageError>(!options.static_graph || counts_uses() || usage->counts()[param] > 0,
                       "Reducer: static_graph: parameter {} ('{}') received a gradient inside "
                       "no_sync(), but no rank used it up to the end of the first iteration",
                       param, params[param].name);
@@ -198,7 +201,7 @@ void Reducer::Impl::launch(GradSyncState::Launch which) {
   }
   if (which.empty() || which.last < sync->num_buckets()) return;
   all_launched = true;
-  if (finds_unused() || counts_firings()) usage->start_count();
+  if (counts_uses()) usage->start_count();
   if (!ends_later) end_backward_later();
 }
 

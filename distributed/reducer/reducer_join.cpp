@@ -60,7 +60,6 @@ void Reducer::Impl::shadow_iteration() {
   for (const auto& bucket : buckets) bucket->take_zeros();
   launch(sync->finish());
   finish_reductions();
-  if (counts_firings()) expected.assign(params.size(), 0);
   ends_later = false;
   prepared = 0;
 }

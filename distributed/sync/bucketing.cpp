@@ -253,7 +253,7 @@ Bucketing make_bucketing(const std::vector<NamedParameter>& parameters,
     return group_by_key(parameters, config.grad_reduce_in_fp32, matrices, grids, unlike);
   };
   std::vector<KeyedParams> lists = lists_with({});
-  require<UsageError>(!lists.empty(),
+  require<UsageError>(!lists.empty() || grids.size(GroupKind::pp) > 1,
                       "DistributedDataParallel: none of the {} parameters requires a gradient",
                       parameters.size());
   std::vector<GroupKind> unlike;

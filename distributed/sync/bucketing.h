@@ -74,7 +74,8 @@ Bucketing make_bucketing(const std::vector<BufferPlan>& plans, bool overlap, Gra
 /// gradient dtype, BufferKind), and cuts them into buckets. The launch order depends on the
 /// order of registration alone, so it is the same on all ranks: the bucket whose gradients are
 /// expected first goes first. `disable_bucketing`: one bucket for each buffer, whatever the
-/// configuration says. UsageError: a gradient that is not a term of a sum over data- or
+/// configuration says. A pipeline stage without a trained parameter gets no buffer. UsageError: no
+/// trained parameter, and one stage; a gradient that is not a term of a sum over data- or
 /// context-parallel ranks.
 ///
 /// What is reduced over a further axis is stored at the same places on all of its ranks. Where

@@ -10,9 +10,10 @@
 
 namespace lockstep {
 
-GradSync::GradSync(Bucketing bucketing, bool overlap, bool allow_unused, GradSyncCalls calls)
+GradSync::GradSync(Bucketing bucketing, const ProcessGroup& job, bool overlap, bool allow_unused,
+                   GradSyncCalls calls)
     : bucketing_(std::move(bucketing)),
-      guard_(bucketing_.groups.front().reduction().group),
+      guard_(job),
       state_(bucketing_.params, static_cast<int64_t>(bucketing_.groups.size()), overlap,
              allow_unused, calls),
       allows_unused_(allow_unused) {

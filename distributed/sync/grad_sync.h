@@ -24,8 +24,10 @@ namespace lockstep {
 /// ranks in the meantime, such as another chunk's reduction or an all-to-all of experts.
 class GradSync final : private GradientObserver {
  public:
+  /// `bucketing` may be empty: then a step reduces nothing. `job`: any group of it; see guarded().
   /// `overlap`, `allow_unused`, `calls`: see GradSyncState.
-  GradSync(Bucketing bucketing, bool overlap, bool allow_unused, GradSyncCalls calls = {});
+  GradSync(Bucketing bucketing, const ProcessGroup& job, bool overlap, bool allow_unused,
+           GradSyncCalls calls = {});
   GradSync(const GradSync&) = delete;
   GradSync& operator=(const GradSync&) = delete;
 

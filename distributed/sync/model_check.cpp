@@ -27,23 +27,28 @@ Parameters chosen(const Parameters& parameters, Predicate predicate) {
 void check_over(GroupKind kind, const Parameters& parameters, const ParallelState& state,
                 const std::vector<ConfigValue>& settings,
                 const std::function<void()>& own_checks = {},
-                const std::vector<MeshAxis>& cut_over = {}) {
+                const std::vector<MeshAxis>& cut_over = {}, const Parameters& buffers = {}) {
   const ProcessGroup group = state.group(kind);
   telling_outside(group, state, [&] {
-    check_same_parameters(parameters, group, settings, own_checks, cut_over);
+    check_same_parameters(parameters, group, settings, own_checks, cut_over, buffers);
   });
 }
 
-/// Checks the parameters that are reduced over other ranks than dp-cp.
-void check_other_replicas(const Parameters& parameters, const ParallelState& state,
-                          const std::vector<ConfigValue>& settings) {
-  const auto ranks = [&](GroupKind kind) { return state.grids().group_of(kind, state.rank()); };
+bool has_ranks_of_dp_cp(GroupKind kind, const ParallelState& state) {
+  const auto ranks = [&](GroupKind of) { return state.grids().group_of(of, state.rank()); };
+  return ranks(kind) == ranks(GroupKind::dp_cp);
+}
+
+/// Checks what is reduced or broadcast over other ranks than dp-cp.
+void check_other_replicas(const Parameters& parameters, const Parameters& buffers,
+                          const ParallelState& state, const std::vector<ConfigValue>& settings) {
   for (const GroupKind kind : kReplicaKinds) {
-    const Parameters reduced = chosen(parameters, [&](const NamedParameter& param) {
+    const auto of_kind = [&](const NamedParameter& param) {
       return replicas(param.description) == kind;
-    });
-    if (!reduced.empty() && ranks(kind) != ranks(GroupKind::dp_cp))
-      check_over(kind, reduced, state, settings);
+    };
+    const Parameters reduced = chosen(parameters, of_kind);
+    if (!reduced.empty() && !has_ranks_of_dp_cp(kind, state))
+      check_over(kind, reduced, state, settings, {}, {}, chosen(buffers, of_kind));
   }
 }
 
@@ -88,14 +93,17 @@ void check_axis(const Parameters& parameters, MeshAxis axis, const ParallelState
 
 }  // namespace
 
-void check_same_model(const Parameters& parameters, const ParallelState& state,
-                      const std::vector<ConfigValue>& settings, MatrixLayout matrices,
-                      const std::function<void()>& own_checks) {
+void check_same_model(const Parameters& parameters, const Parameters& buffers,
+                      const ParallelState& state, const std::vector<ConfigValue>& settings,
+                      MatrixLayout matrices, const std::function<void()>& own_checks) {
   std::vector<MeshAxis> cut_over(kAxesInsideReplicas.begin(), kAxesInsideReplicas.end());
   std::erase_if(cut_over,
                 [&](MeshAxis axis) { return state.grids().size(group_kind_of(axis)) == 1; });
-  check_over(GroupKind::dp_cp, parameters, state, settings, own_checks, cut_over);
-  check_other_replicas(parameters, state, settings);
+  const Parameters dense = chosen(buffers, [&](const NamedParameter& buffer) {
+    return has_ranks_of_dp_cp(replicas(buffer.description), state);
+  });
+  check_over(GroupKind::dp_cp, parameters, state, settings, own_checks, cut_over, dense);
+  check_other_replicas(parameters, buffers, state, settings);
   for (const MeshAxis axis : kCuttingAxes) check_axis(parameters, axis, state, settings, matrices);
 }
 

@@ -15,9 +15,10 @@ namespace lockstep {
 
 /// Compares what is reduced together, whatever else differs, and checks the descriptions:
 ///
-/// - over dp-cp all parameters and `settings`. For experts that are cut over etp or ep, the lengths
-///   that differ because of the cut are left out;
-/// - over expert-dp, if its ranks are not those of dp-cp, the experts with all lengths;
+/// - over dp-cp all parameters, the buffers of dense modules and `settings`. For experts that are
+///   cut over etp or ep, the lengths that differ because of the cut are left out;
+/// - over expert-dp, if its ranks are not those of dp-cp, the experts with all lengths, and their
+///   buffers;
 /// - over tp, etp and ep the parameters whose gradients are partial there, and `settings`; and
 ///   where the axis cuts a matrix that is whole in its buffer, all such matrices, because Muon's
 ///   update gathers them.
@@ -30,7 +31,8 @@ namespace lockstep {
 /// an axis of several ranks. CommunicationError, on every rank of the group, with the first
 /// difference; the ranks outside are notified. `own_checks`, and errors of the descriptions: as in
 /// check_same_parameters().
-void check_same_model(const std::vector<NamedParameter>& parameters, const ParallelState& state,
+void check_same_model(const std::vector<NamedParameter>& parameters,
+                      const std::vector<NamedParameter>& buffers, const ParallelState& state,
                       const std::vector<ConfigValue>& settings, MatrixLayout matrices,
                       const std::function<void()>& own_checks);
 

@@ -13,6 +13,7 @@
 #include "lockstep/distributed/gradient_hook.h"
 #include "lockstep/distributed/telling.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/parallel_state/parallel_state.h"
 
 namespace lockstep {
 namespace {
@@ -51,34 +52,71 @@ std::vector<Said> decode_said(std::string_view text) {
   return said;
 }
 
-/// Says of each parameter "[2, 3] float32, trained, dense, ...".
+/// "[2, 3] Float", "[2, 3] Float on cuda"
+std::string tensor_text(const NamedParameter& param, const std::vector<MeshAxis>& cut_over) {
+  const at::Tensor& tensor = param.tensor;
+  return fmt::format(
+      "[{}] {}{}", shape_text(param, cut_over), at::toString(tensor.scalar_type()),
+      tensor.is_cpu() ? ""
+                      : " on " + c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true));
+}
+
+/// Says of each parameter "[2, 3] Float, trained, dense, ...".
 std::string description_text(const std::vector<NamedParameter>& parameters,
                              const std::vector<MeshAxis>& cut_over) {
   std::string text;
   for (const NamedParameter& param : parameters)
     append_said(text, param.name,
-                fmt::format("[{}] {}, {}, {}", shape_text(param, cut_over),
-                            at::toString(param.tensor.scalar_type()),
+                fmt::format("{}, {}, {}", tensor_text(param, cut_over),
                             param.tensor.requires_grad() ? "trained" : "frozen",
                             param.description.to_string()));
   return text;
 }
 
-/// The first difference between two lists; "" if there is none.
+/// Precedes the facts about buffers, so that they are told from parameters.
+constexpr char kBufferMark = '\t';
+
+std::string buffers_text(const std::vector<NamedParameter>& buffers) {
+  std::string text;
+  for (const NamedParameter& buffer : buffers)
+    append_said(text, buffer.name, kBufferMark + tensor_text(buffer, {}));
+  return text;
+}
+
+/// What a rank says.
+struct Statement {
+  std::vector<Said> settings, parameters, buffers;
+};
+
+Statement decode_statement(std::string_view text, size_t num_settings) {
+  Statement statement;
+  for (Said& said : decode_said(text)) {
+    const bool is_setting = statement.settings.size() < num_settings;
+    const bool is_buffer = !is_setting && said.facts.starts_with(kBufferMark);
+    if (is_buffer) said.facts.erase(0, 1);
+    auto& list = is_setting  ? statement.settings
+                 : is_buffer ? statement.buffers
+                             : statement.parameters;
+    list.push_back(std::move(said));
+  }
+  return statement;
+}
+
+/// The first difference between two lists of parameters or buffers (`what`); "" if there is none.
 std::string first_difference(const std::vector<Said>& a, int64_t rank_a, const std::vector<Said>& b,
-                             int64_t rank_b) {
+                             int64_t rank_b, const char* what) {
   for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
     if (i >= a.size() || i >= b.size()) {
       const bool more_in_a = i >= b.size();
-      return fmt::format("rank {} has {} parameters and rank {} has {}; '{}' is on rank {} only",
-                         rank_a, a.size(), rank_b, b.size(), (more_in_a ? a : b)[i].name,
+      return fmt::format("rank {} has {} {}s and rank {} has {}; '{}' is on rank {} only", rank_a,
+                         a.size(), what, rank_b, b.size(), (more_in_a ? a : b)[i].name,
                          more_in_a ? rank_a : rank_b);
     }
     if (a[i].name != b[i].name)
-      return fmt::format("parameter {} is '{}' on rank {} and '{}' on rank {}", i, a[i].name,
-                         rank_a, b[i].name, rank_b);
+      return fmt::format("{} {} is '{}' on rank {} and '{}' on rank {}", what, i, a[i].name, rank_a,
+                         b[i].name, rank_b);
     if (a[i].facts != b[i].facts)
-      return fmt::format("parameter '{}' is {} on rank {} and {} on rank {}", a[i].name, a[i].facts,
+      return fmt::format("{} '{}' is {} on rank {} and {} on rank {}", what, a[i].name, a[i].facts,
                          rank_a, b[i].facts, rank_b);
   }
   return "";
@@ -133,23 +171,23 @@ void refuse_odd_shards(const NamedParameter& param) {
 
 void refuse_differences(const std::vector<std::string>& texts, size_t num_settings,
                         const ProcessGroup& group) {
-  const auto first = decode_said(texts[0]);
+  const Statement first = decode_statement(texts[0], num_settings);
   for (size_t i = 1; i < texts.size(); ++i) {
-    const auto other = decode_said(texts[i]);
-    const size_t settings = std::min({num_settings, first.size(), other.size()});
-    const auto count = static_cast<std::ptrdiff_t>(settings);
-    for (size_t s = 0; s < settings; ++s)
+    const Statement other = decode_statement(texts[i], num_settings);
+    for (size_t s = 0; s < std::min(first.settings.size(), other.settings.size()); ++s)
       require<CommunicationError>(
-          first[s].facts == other[s].facts,
+          first.settings[s].facts == other.settings[s].facts,
           "the ranks of group {} have different settings: {} is {} on rank {} and {} on rank {}",
-          group.to_string(), first[s].name, first[s].facts, group.ranks()[0], other[s].facts,
-          group.ranks()[i]);
-    const std::string difference =
-        first_difference({first.begin() + count, first.end()}, group.ranks()[0],
-                         {other.begin() + count, other.end()}, group.ranks()[i]);
-    require<CommunicationError>(difference.empty(),
-                                "the ranks of group {} have different parameters: {}",
-                                group.to_string(), difference);
+          group.to_string(), first.settings[s].name, first.settings[s].facts, group.ranks()[0],
+          other.settings[s].facts, group.ranks()[i]);
+    for (const auto& [list, what] : {std::pair(&Statement::parameters, "parameter"),
+                                     std::pair(&Statement::buffers, "buffer")}) {
+      const std::string difference =
+          first_difference(first.*list, group.ranks()[0], other.*list, group.ranks()[i], what);
+      require<CommunicationError>(difference.empty(),
+                                  "the ranks of group {} have different {}s: {}", group.to_string(),
+                                  what, difference);
+    }
   }
 }
 
@@ -193,6 +231,28 @@ void check_parameter_list(const std::vector<NamedParameter>& parameters, const c
   }
 }
 
+void refuse_other_devices(const std::vector<NamedParameter>& parameters, const ParallelState& state,
+                          const char* front) {
+  const c10::Device of_job = state.device();
+  if (state.world_size() == 1) return;
+  for (const NamedParameter& param : parameters) {
+    const c10::Device device = param.tensor.device();
+    const bool same =
+        device.type() == of_job.type() && (!of_job.has_index() || device.index() == of_job.index());
+    require<UsageError>(same || device.is_meta() || !param.tensor.requires_grad(),
+                        "{}: parameter '{}' is on {}, allowed: {}, the device of the job", front,
+                        param.name, device.str(), of_job.str());
+  }
+}
+
+void refuse_unfrozen(const std::vector<NamedParameter>& frozen) {
+  for (const NamedParameter& param : frozen)
+    require<UsageError>(!param.tensor.requires_grad(),
+                        "parameter '{}' requires a gradient, but was frozen when it was wrapped, "
+                        "so that nobody reduces it; freeze before wrapping, or wrap again",
+                        param.name);
+}
+
 bool is_same_on_all_ranks(uint64_t number, const ProcessGroup& group, const std::string& label) {
   at::Tensor numbers = at::empty({group.size()}, at::kLong);
   const at::Tensor own = at::full({1}, static_cast<int64_t>(number), at::kLong);
@@ -203,7 +263,8 @@ bool is_same_on_all_ranks(uint64_t number, const ProcessGroup& group, const std:
 void check_same_parameters(const std::vector<NamedParameter>& parameters, const ProcessGroup& group,
                            const std::vector<ConfigValue>& settings,
                            const std::function<void()>& own_checks,
-                           const std::vector<MeshAxis>& cut_over) {
+                           const std::vector<MeshAxis>& cut_over,
+                           const std::vector<NamedParameter>& buffers) {
   const OwnFault fault = fault_of([&] {
     if (own_checks) own_checks();
     for (const NamedParameter& param : parameters) {
@@ -218,7 +279,8 @@ void check_same_parameters(const std::vector<NamedParameter>& parameters, const 
   });
   if (group.size() > 1)
     compare(fault.error ? std::string(kFault) + fault.text
-                        : values_text(settings) + description_text(parameters, cut_over),
+                        : values_text(settings) + description_text(parameters, cut_over) +
+                              buffers_text(buffers),
             fault, settings.size(), group);
   fault.rethrow();
 }

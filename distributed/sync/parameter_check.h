@@ -15,6 +15,7 @@
 namespace lockstep {
 
 class DistributedDataParallel;
+class ParallelState;
 
 /// UsageError naming the parameter if it is to be trained, but is not a leaf of the graph, is
 /// sparse, or has elements that share memory.
@@ -24,15 +25,27 @@ void refuse_untrainable(const std::string& name, const at::Tensor& tensor);
 /// a trained parameter that a front has taken over already or that refuse_untrainable() refuses.
 void check_parameter_list(const std::vector<NamedParameter>& parameters, const char* front);
 
-/// UsageError naming two parameters that share elements in memory, if one of them is trained: for a
-/// front that gives each parameter memory of its own. After check_parameter_list().
-void refuse_shared_memory(const std::vector<NamedParameter>& parameters, const char* front);
+/// UsageError naming two parameters, or a parameter and one of the registered `buffers`, that share
+/// elements in memory, if a parameter of them is trained: for a front that gives each parameter
+/// memory of its own. One tensor may be both. After check_parameter_list().
+void refuse_shared_memory(const std::vector<NamedParameter>& parameters,
+                          const std::vector<NamedParameter>& buffers, const char* front);
 
-/// Compares the parameters of all ranks of `group`: names, order, shapes, dtypes, descriptions and
-/// whether they require a gradient; and `settings`. Every rank throws the same CommunicationError,
-/// with the first difference, if there is one. Sends 8 bytes per rank as long as all agree.
-/// `cut_over`: axes of which the group may have several ranks; the dimensions that these cut are
-/// left out of the shapes.
+/// UsageError naming a trained parameter that is not on the device of a job of several ranks. After
+/// check_parameter_list().
+void refuse_other_devices(const std::vector<NamedParameter>& parameters, const ParallelState& state,
+                          const char* front);
+
+/// UsageError naming the first of `frozen`, which were frozen when a front took the model over,
+/// that requires a gradient now.
+void refuse_unfrozen(const std::vector<NamedParameter>& frozen);
+
+/// Compares the parameters of all ranks of `group`: names, order, shapes, dtypes, types of device,
+/// descriptions and whether they require a gradient; `settings`; and of registered `buffers` names,
+/// order, shapes, dtypes and types of device. Every rank throws the same CommunicationError, with
+/// the first difference, if there is one. Sends 8 bytes per rank as long as all agree. `cut_over`:
+/// axes of which the group may have several ranks; the dimensions that these cut are left out of
+/// the shapes of parameters.
 ///
 /// `own_checks` checks the arguments of this rank first. If it throws, this rank rethrows the
 /// exception, and the ranks whose own arguments are valid throw CommunicationError with rank and
@@ -42,7 +55,8 @@ void refuse_shared_memory(const std::vector<NamedParameter>& parameters, const c
 void check_same_parameters(const std::vector<NamedParameter>& parameters, const ProcessGroup& group,
                            const std::vector<ConfigValue>& settings = {},
                            const std::function<void()>& own_checks = {},
-                           const std::vector<MeshAxis>& cut_over = {});
+                           const std::vector<MeshAxis>& cut_over = {},
+                           const std::vector<NamedParameter>& buffers = {});
 
 /// Every rank throws CommunicationError if `text` is not the same on all ranks: "the ranks of group
 /// dp [0, 1] have different communication hooks: none on rank 0 and ... on rank 1". Sends 8 bytes

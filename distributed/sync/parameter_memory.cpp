@@ -11,23 +11,34 @@
 namespace lockstep {
 namespace {
 
-/// Bytes [begin, end) of a storage that a parameter spans, with gaps if it is strided.
+/// Bytes [begin, end) of a storage that a parameter or buffer spans, with gaps if it is strided.
 struct Span {
   const NamedParameter* param;
+  bool is_buffer;
   int64_t begin, end;
+
+  bool trained() const { return !is_buffer && param->tensor.requires_grad(); }
 };
 
-Span span_of(const NamedParameter& param) {
+std::string pair_text(const Span& a, const Span& b) {
+  if (a.is_buffer == b.is_buffer)
+    return fmt::format("parameters '{}' and '{}'", a.param->name, b.param->name);
+  const Span &buffer = a.is_buffer ? a : b, &param = a.is_buffer ? b : a;
+  return fmt::format("buffer '{}' and parameter '{}'", buffer.param->name, param.param->name);
+}
+
+Span span_of(const NamedParameter& param, bool is_buffer) {
   const at::Tensor& tensor = param.tensor;
   int64_t first = tensor.storage_offset(), last = first;
   for (int64_t dim = 0; dim < tensor.dim(); ++dim)
     last += tensor.stride(dim) * (tensor.size(dim) - 1);
-  return {&param, first * tensor.element_size(), (last + 1) * tensor.element_size()};
+  return {&param, is_buffer, first * tensor.element_size(), (last + 1) * tensor.element_size()};
 }
 
-/// Whether two parameters with overlapping spans share an element. Marks the elements of one.
+/// Whether two of them with overlapping spans share an element. Marks the elements of one.
 bool share_elements(const Span& a, const Span& b) {
   const at::Tensor &first = a.param->tensor, &second = b.param->tensor;
+  if (first.is_same(second)) return false;
   if (first.element_size() != second.element_size()) return true;
   const int64_t item = first.element_size();
   const int64_t begin = std::min(a.begin, b.begin) / item;
@@ -41,22 +52,23 @@ bool share_elements(const Span& a, const Span& b) {
 
 }  // namespace
 
-void refuse_shared_memory(const std::vector<NamedParameter>& parameters, const char* front) {
+void refuse_shared_memory(const std::vector<NamedParameter>& parameters,
+                          const std::vector<NamedParameter>& buffers, const char* front) {
   std::map<const c10::StorageImpl*, std::vector<Span>> spans;
-  for (const NamedParameter& param : parameters)
-    if (param.tensor.layout() == at::kStrided && param.tensor.numel() > 0)
-      spans[param.tensor.storage().unsafeGetStorageImpl()].push_back(span_of(param));
+  for (const bool of_buffers : {false, true})
+    for (const NamedParameter& param : of_buffers ? buffers : parameters)
+      if (param.tensor.layout() == at::kStrided && param.tensor.numel() > 0)
+        spans[param.tensor.storage().unsafeGetStorageImpl()].push_back(span_of(param, of_buffers));
   for (auto& [storage, list] : spans) {
     std::stable_sort(list.begin(), list.end(),
                      [](const Span& a, const Span& b) { return a.begin < b.begin; });
     for (size_t i = 0; i < list.size(); ++i)
       for (size_t k = i + 1; k < list.size() && list[k].begin < list[i].end; ++k) {
-        const NamedParameter &a = *list[i].param, &b = *list[k].param;
-        if (!a.tensor.requires_grad() && !b.tensor.requires_grad()) continue;
+        if (!list[i].trained() && !list[k].trained()) continue;
         require<UsageError>(!share_elements(list[i], list[k]),
-                            "{}: parameters '{}' and '{}' share memory, allowed: one tensor for "
-                            "both, or memory of their own",
-                            front, a.name, b.name);
+                            "{}: {} share memory, allowed: one tensor for both, or memory of "
+                            "their own",
+                            front, pair_text(list[i], list[k]));
       }
   }
 }

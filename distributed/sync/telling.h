@@ -6,12 +6,10 @@
 #include <string>
 #include <utility>
 
+#include "lockstep/core/exception_text.h"
 #include "lockstep/parallel_state/parallel_state.h"
 
 namespace lockstep {
-
-/// The message of the exception that is being handled, without libtorch's backtrace.
-std::string text_of_exception();
 
 /// Runs `body`, a part of a call that other ranks make too, and returns its result. If `body`
 /// throws, be it an Error or an exception of libtorch or of the caller's own function, the ranks

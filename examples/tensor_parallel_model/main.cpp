@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <stdexcept>
 
 #include <ATen/ATen.h>
 
@@ -46,6 +47,8 @@ class Model : public lockstep::DescribedModule {
 /// This rank's part of the batch of a step, which is the same on every layout: [samples, length +
 /// 1] of tokens, each of which determines the next.
 at::Tensor make_batch(const lockstep::ProcessGroup& data_ranks, int64_t step) {
+  if (kSamples % data_ranks.size() != 0)
+    throw std::invalid_argument("data-parallel ranks: allowed: 1, 2, 4, 8");
   const int64_t own = kSamples / data_ranks.size();
   at::Tensor token =
       (at::arange(own) + data_ranks.rank() * own + kSamples * step).remainder(kTokens);

@@ -50,7 +50,8 @@ double train() {
   at::Tensor loss;
   for (int64_t step = 0; step < kSteps; ++step) {
     ddp.zero_grad();
-    const at::Tensor x = make_batch(step).chunk(ranks.size())[static_cast<size_t>(ranks.rank())];
+    const at::Tensor x =
+        make_batch(step).tensor_split(ranks.size())[static_cast<size_t>(ranks.rank())];
     const at::Tensor sum = (net.forward(x) - x.sum(1)).square().sum();
     sum.backward();
     lockstep::finalize_model_grads({&ddp}, at::full({}, x.size(0)));

@@ -12,6 +12,7 @@
 
 #include "lockstep/checkpoint/checkpoint_saver.h"
 #include "lockstep/core/check.h"
+#include "lockstep/core/exception_text.h"
 #include "lockstep/testing/rank_threads.h"
 #include "lockstep/testing/trained_rank.h"
 
@@ -101,7 +102,7 @@ std::vector<ChangedTensor> changes(const WholeState& saved, const WholeState& lo
 
 bool CheckpointReport::ok() const {
   return changed.empty() && error.empty() && next_loss == next_loss &&
-         std::abs(next_loss - loaded_loss) <= 1e-9 * std::max(1.0, std::abs(next_loss));
+         std::abs(next_loss - loaded_loss) <= tolerance * std::max(1.0, std::abs(next_loss));
 }
 
 std::string to_string(const CheckpointReport& report) {
@@ -123,7 +124,8 @@ std::string to_string(const CheckpointReport& report) {
 CheckpointReport check_checkpoint(const MakeModule& make_model, const StageLoss& loss,
                                   const RankLayout& saved_on, const RankLayout& loaded_on,
                                   const CheckOptions& options) {
-  CheckpointReport report = {.saved_on = saved_on, .loaded_on = loaded_on};
+  CheckpointReport report = {
+      .saved_on = saved_on, .loaded_on = loaded_on, .tolerance = options.tolerance};
   const ScratchFolder folder;
   WholeState saved, loaded;
   const auto threads = [&](const RankLayout& layout) {
@@ -165,8 +167,8 @@ CheckpointReport check_checkpoint(const MakeModule& make_model, const StageLoss&
           if (state.rank() == 0) report.loaded_loss = next;
         },
         threads(loaded_on));
-  } catch (const std::exception& error) {
-    report.error = error.what();
+  } catch (...) {
+    report.error = text_of_exception();
     return report;
   }
   report.changed = changes(saved, loaded);

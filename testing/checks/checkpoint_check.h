@@ -21,6 +21,7 @@ struct CheckpointReport {
   std::string error = {};  ///< what saving or loading threw; empty: nothing
   double next_loss = 0;    ///< of the next step, where training went on
   double loaded_loss = 0;  ///< of the same step after loading
+  double tolerance = 0;    ///< CheckOptions::tolerance, of losses; relative above 1
   bool ok() const;
 };
 

@@ -28,13 +28,17 @@ std::set<int64_t> chosen_elements(const at::Tensor& grad, int64_t count) {
 
 double central_difference(double& weight, double relative_step,
                           const std::function<at::Tensor()>& loss) {
+  struct Restored {
+    double& weight;
+    double value = weight;
+    ~Restored() { weight = value; }
+  } const restored{weight};
   const double before = weight;
   const double step = relative_step * (1 + std::abs(before));
   weight = before + step;
   const double above = weight, upper = value_of(loss);
   weight = before - step;
   const double below = weight, lower = value_of(loss);
-  weight = before;
   return (upper - lower) / (above - below);
 }
 

@@ -55,7 +55,7 @@ StepCommunication communication_of_step(const MakeModule& make_model, const Stag
   threads.timeout = options.timeout;
   threads.observer = [&](const CollectiveRecord& call) {  // on the rank's own thread
     const auto rank = static_cast<size_t>(call.rank);
-    if (counting[rank] && call.label != "loss") result.of_rank[rank].push_back(call);
+    if (counting[rank] && call.label != kLossOfStep) result.of_rank[rank].push_back(call);
   };
   const WholeWeights weights = weights_in_one_process(make_model, options.seed);
   run_ranks(

@@ -39,7 +39,7 @@ TrainedRank::TrainedRank(const MakeModule& make, const StageLoss& loss, const Ra
       module_(make(context_)) {
   module_->train();
   assign_pieces(collect_parameters(*module_), weights, state.grids(), state.rank());
-  ddp_.emplace(*module_, state_, options.ddp);
+  ddp_.emplace(*module_, state_, options.ddp, /*disable_bucketing=*/false, options.matrices());
   ddp_->set_num_microbatches(options.microbatches);
   optimizer_.emplace(std::vector{&*ddp_}, options.optimizer, options.overrides, options.rule);
 }
@@ -68,11 +68,12 @@ double TrainedRank::step(int64_t number) {
   optimizer_->step();
   ddp_->finish_param_sync();
   for (const GroupKind kind : {GroupKind::dp_cp, GroupKind::pp})
-    all_reduce(state_.group(kind), total, ReduceOp::sum, "loss").wait();
+    all_reduce(state_.group(kind), total, ReduceOp::sum, kLossOfStep).wait();
   return total.item<double>();
 }
 
-std::vector<StateTensor> TrainedRank::state_tensors() const {
+std::vector<StateTensor> TrainedRank::state_tensors() {
+  ddp_->unshard();
   std::vector<StateTensor> tensors = model_state(*module_, state_);
   for (StateTensor& tensor : optimizer_state(*optimizer_, state_))
     tensors.push_back(std::move(tensor));

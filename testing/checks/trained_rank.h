@@ -18,6 +18,9 @@ namespace lockstep::testing {
 /// Values of whole parameters by their names.
 using WholeWeights = std::map<std::string, at::Tensor>;
 
+/// The label of the reductions that give all ranks the loss; no model has it.
+inline constexpr const char* kLossOfStep = "loss of the step that is checked";
+
 /// The weights that the model starts from in one process.
 WholeWeights weights_in_one_process(const MakeModule& make, uint64_t seed);
 
@@ -31,8 +34,9 @@ class TrainedRank {
   /// One step; returns the loss of the global batch, the same on all ranks.
   double step(int64_t number);
 
-  /// Weights and optimizer state, with views of their memory.
-  std::vector<StateTensor> state_tensors() const;
+  /// Weights and optimizer state, with views of their memory. Sharded parameters are gathered, and
+  /// stay so until the next step; collective.
+  std::vector<StateTensor> state_tensors();
   torch::nn::Module& module() { return *module_; }
   Optimizer& optimizer() { return *optimizer_; }
 

@@ -63,6 +63,8 @@ std::string to_string(const LayoutReport& report);
 /// throws in one process is rethrown.
 ///
 /// A parameter is followed through forward where an operator of libtorch takes it, or a view of it.
+/// For that, sharded parameters (optim_grads_params) are gathered before forward, and stay whole
+/// until the update; communication_of_step() and check_checkpoint() gather them at their use.
 LayoutReport check_layouts(const MakeModule& make_model, const StageLoss& loss,
                            const std::vector<RankLayout>& layouts,
                            const CheckOptions& options = {});

@@ -63,6 +63,11 @@ struct CheckOptions {
   std::shared_ptr<const UpdateRule> rule = nullptr;  ///< in place of optimizer.optimizer
   FinalizeStep finalize = {};                        ///< empty: finalize_model_grads()
   std::chrono::milliseconds timeout = std::chrono::seconds(20);  ///< of a communication
+
+  /// How the optimizer or the rule needs the matrices to lie, for DistributedDataParallel.
+  MatrixLayout matrices() const {
+    return matrix_layout(optimizer, rule ? &rule->statement() : nullptr);
+  }
 };
 
 /// A module of type Model and a function for it, as the checks take them.

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/exception_text.h"
 #include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/distributed/step_access.h"
 #include "lockstep/optimizer/optimizer.h"
@@ -73,7 +74,9 @@ class PlainUpdate {
   TensorsByName update(const TensorsByName& weights, const TensorsByName& grads) {
     assign(params_, weights);
     if (!ddp_) {
-      ddp_ = std::make_unique<DistributedDataParallel>(params_, state_, model_.options.ddp);
+      ddp_ = std::make_unique<DistributedDataParallel>(params_, state_, model_.options.ddp,
+                                                       /*disable_bucketing=*/false,
+                                                       model_.options.matrices());
       optimizer_ = std::make_unique<Optimizer>(std::vector{ddp_.get()}, model_.options.optimizer,
                                                model_.options.overrides, model_.options.rule);
     }
@@ -127,7 +130,11 @@ void run_plainly(const CheckedModel& model, torch::nn::Module& module,
   for (const NamedParameter& param : run.params)
     if (param.tensor.grad().defined()) {
       record.local[param.name] = copy_of(param.tensor.grad());
-      squares += param.tensor.grad().square().sum().item<double>();
+      const double square = param.tensor.grad().square().sum().item<double>();
+      require<UsageError>(std::isfinite(square),
+                          "{}: parameter '{}': its gradient in one process is not finite", kCaller,
+                          param.name);
+      squares += square;
     }
   record.reduced = record.local;
   record.norm = std::sqrt(squares);
@@ -145,7 +152,7 @@ TensorsByName reduced_grads_of(const DistributedDataParallel& ddp) {
         const int64_t last = std::min(range.end, slot.end);
         if (first < last)
           flat.slice(0, first - slot.start, last - slot.start)
-              .copy_(copy_of(buffer->grad_data().slice(0, first, last)));
+              .copy_(copy_of(buffer->held_grads({first, last})));
       }
       grads[param.name] = flat.view(param.tensor.sizes());
     }
@@ -170,7 +177,8 @@ class RankRun {
 
   void train() {
     assign_pieces(run_.params, reference_.steps.front().before, state_.grids(), state_.rank());
-    ddp_.emplace(*module_, state_, model_.options.ddp);
+    ddp_.emplace(*module_, state_, model_.options.ddp, /*disable_bucketing=*/false,
+                 model_.options.matrices());
     optimizer_.emplace(std::vector{&*ddp_}, model_.options.optimizer, model_.options.overrides,
                        model_.options.rule);
     const int64_t stages = state_.grids().size(GroupKind::pp);
@@ -183,8 +191,9 @@ class RankRun {
  private:
   void train_step(const PipelineExecutor& executor, int64_t step) {
     StepRecord& record = run_.steps.emplace_back();
-    record.before = values_of(run_.params);
     ddp_->zero_grad();
+    ddp_->unshard();
+    record.before = values_of(run_.params);
     const bool has_loss = PipelinePosition(state_.grids(), state_.rank()).is_last_stage();
     {
       const auto unsynchronized = ddp_->no_sync();
@@ -212,7 +221,7 @@ class RankRun {
     record.reduced = reduced_grads_of(*ddp_);
     if (!run_.not_final.empty()) return;
     record.norm = optimizer_->step().grad_norm;
-    ddp_->finish_param_sync();
+    ddp_->unshard();
     record.weights = values_of(run_.params);
   }
 
@@ -304,8 +313,8 @@ LayoutRun run_on_ranks(const CheckedModel& model, const RankLayout& layout,
   };
   try {
     run_ranks(layout.ranks, body, options);
-  } catch (const std::exception& error) {
-    const std::string message = error.what();
+  } catch (...) {
+    const std::string message = text_of_exception();
     result.finding =
         Finding{.pass = "error", .parameter = parameter_in(message, reference), .text = message};
   }

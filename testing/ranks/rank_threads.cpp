@@ -8,6 +8,7 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "lockstep/core/exception_text.h"
 #include "lockstep/parallel_state/backends.h"
 #include "lockstep/testing/recording_backend.h"
 
@@ -47,13 +48,14 @@ Outcome run(int64_t world, const RankBody& body, RankThreadOptions options) {
     try {
       state.emplace(store, rank, state_options);
       body(*state);
-    } catch (const std::exception& error) {
+    } catch (...) {
+      const std::string message = text_of_exception();
       {
         const std::lock_guard<std::mutex> lock(mutex);
-        outcome.messages[static_cast<size_t>(rank)] = error.what();
+        outcome.messages[static_cast<size_t>(rank)] = message;
         if (!outcome.first) outcome.first = std::current_exception();
       }
-      if (state) state->post_failure(error.what());
+      if (state) state->post_failure(message);
     }
   };
 

@@ -26,7 +26,7 @@ struct RankThreadOptions {
 using RankBody = std::function<void(const ParallelState&)>;
 
 /// Runs `body` on `world` rank threads and returns when all have ended. The first exception of any
-/// rank is rethrown here; the other ranks learn of it and end soon.
+/// rank, of any type, is rethrown here; the other ranks learn of it and end soon.
 void run_ranks(int64_t world, const RankBody& body, RankThreadOptions options = {});
 
 /// Like run_ranks, but returns what each rank threw: its message, or "" for none.

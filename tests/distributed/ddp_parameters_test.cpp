@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
 
 #include <ATen/ATen.h>
@@ -10,6 +11,7 @@
 #include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/distributed/parameter_check.h"
+#include "lockstep/distributed/reducer.h"
 #include "lockstep/tests/support/described_params.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/small_net.h"
@@ -117,6 +119,102 @@ TEST(DistributedDataParallel, FrozenExpertsStayThoseOfTheirRank) {
         EXPECT_TRUE(at::equal(net["expert"], at::full({2}, state.rank() % 2, at::kDouble)));
       },
       {.sizes = {.expert = 2}});
+}
+
+/// A dense weight, experts of this rank, and registered buffers beside both.
+struct WithExperts : torch::nn::Module {
+  struct Experts : testing::DescribedParams {
+    explicit Experts(int64_t rank) {
+      add("weight", {2}, {.is_expert = true});
+      ids = register_buffer("ids", at::full({2}, rank, at::kLong));
+    }
+    at::Tensor ids;
+  };
+  struct Mixture : torch::nn::Module {
+    explicit Mixture(int64_t rank) {
+      router = register_parameter("router", at::ones({2}, at::kDouble));
+      counts = register_buffer("counts", at::full({2}, rank, at::kLong));
+      experts = register_module("experts", std::make_shared<Experts>(rank));
+    }
+    at::Tensor router, counts;
+    std::shared_ptr<Experts> experts;
+  };
+
+  explicit WithExperts(int64_t rank)
+      : mixture(register_module("mixture", std::make_shared<Mixture>(rank))) {}
+  std::shared_ptr<Mixture> mixture;
+};
+
+TEST(DistributedDataParallel, BuffersOfExpertsStayThoseOfTheirRank) {
+  // Experts are replicated over the ranks 0 and 2, and over 1 and 3.
+  run_ranks(4,
+            [](const ParallelState& state) {
+              WithExperts net(state.rank());
+              DistributedDataParallel ddp(net, state);
+              EXPECT_TRUE(at::equal(net.mixture->counts, at::zeros({2}, at::kLong)));
+              EXPECT_TRUE(
+                  at::equal(net.mixture->experts->ids, at::full({2}, state.rank() % 2, at::kLong)));
+            },
+            {.sizes = {.expert = 2}});
+}
+
+TEST(Reducer, FrozenExpertsAndTheirBuffersStayThoseOfTheirRank) {
+  run_ranks(
+      2,
+      [](const ParallelState& state) {
+        WithExperts net(state.rank());
+        const at::Tensor expert = net.mixture->experts->params()[0].second;
+        expert.set_requires_grad(false).fill_(static_cast<double>(state.rank()));
+        Reducer reducer(net, state);
+        EXPECT_TRUE(at::equal(net.mixture->counts, at::zeros({2}, at::kLong)));
+        EXPECT_TRUE(at::equal(net.mixture->experts->ids, at::full({2}, state.rank(), at::kLong)));
+        EXPECT_TRUE(at::equal(expert, at::full({2}, state.rank(), at::kDouble)));
+      },
+      {.sizes = {.expert = 2}});
+}
+
+TEST(DistributedDataParallel, BuffersThatDifferBetweenRanksAreNamed) {
+  const std::pair<std::function<void(torch::nn::Module&)>, const char*> odd_buffers[] = {
+      {[](auto& net) { net.register_buffer("mean", at::zeros({3})); },
+       "buffer 'mean' is [2] Float on rank 0 and [3] Float on rank 1"},
+      {[](auto& net) { net.register_buffer("mean", at::zeros({2}, at::kDouble)); },
+       "buffer 'mean' is [2] Float on rank 0 and [2] Double on rank 1"},
+      {[](auto& net) { net.register_buffer("median", at::zeros({2})); },
+       "buffer 0 is 'mean' on rank 0 and 'median' on rank 1"},
+      {[](auto&) {}, "rank 0 has 1 buffers and rank 1 has 0; 'mean' is on rank 0 only"}};
+  for (const auto& [add, text] : odd_buffers)
+    for (const bool reducer : {false, true}) {
+      const auto errors = errors_of_ranks(2, [reducer, &odd = add](const ParallelState& state) {
+        SmallNet net;
+        if (state.rank() == 1)
+          odd(net);
+        else
+          net.register_buffer("mean", at::zeros({2}));
+        if (reducer)
+          Reducer(net, state);
+        else
+          DistributedDataParallel(net, state);
+      });
+      for (const std::string& error : errors)
+        EXPECT_NE(error.find(std::string("have different buffers: ") + text), std::string::npos)
+            << error;
+    }
+}
+
+TEST(DistributedDataParallel, ABufferThatSharesMemoryWithATrainedParameterIsNamed) {
+  const ParallelState state = ParallelState::single_process();
+  SmallNet net;
+  const at::Tensor weight = net.parameters()[2];
+  net.register_buffer("tied", weight.detach().t());
+  EXPECT_TRUE(testing::throws_with<UsageError>(
+      [&] { DistributedDataParallel(net, state); },
+      "buffer 'tied' and parameter 'weight1' share memory, allowed: one tensor for both"));
+  weight.set_requires_grad(false);  // then it stays where it is
+  EXPECT_NO_THROW(DistributedDataParallel(net, state));
+  SmallNet one_tensor;
+  one_tensor.register_buffer("same", one_tensor.parameters()[2]);
+  const DistributedDataParallel ddp(one_tensor, state);
+  EXPECT_EQ(one_tensor.buffers()[0].data_ptr(), one_tensor.parameters()[2].data_ptr());
 }
 
 TEST(DistributedDataParallel, AGradientThatIsNotFiniteIsNamedBeforeItSpreads) {

@@ -16,9 +16,12 @@ namespace lockstep {
 namespace {
 
 using testing::all_equal_to;
+using testing::backward_of;
 using testing::grad_is;
+using testing::linear_loss;
 using testing::named_zeros;
 using testing::ones_on;
+using testing::reduce;
 using testing::run_ranks;
 using testing::throws_with;
 
@@ -130,6 +133,34 @@ TEST(FrontContracts, AParameterThatIsRegisteredAfterWrappingIsLeftAlone) {
     ASSERT_EQ(ddp.buckets().size(), 1u);
     EXPECT_EQ(ddp.buckets()[0].parameters, std::vector<std::string>{"first"});
   });
+}
+
+TEST(FrontContracts, AParameterThatIsUnfrozenLaterIsNamed) {
+  const char* const text = "requires a gradient, but was frozen when it was wrapped";
+  const ParallelState state = ParallelState::single_process();
+  const DeviceMesh mesh(state, {1}, {"dp"});
+  const MeshParameters params = {ones_on(mesh, {2}, {Replicate{}}, "a"),
+                                 ones_on(mesh, {2}, {Replicate{}}, "b")};
+  params[1].tensor.set_requires_grad(false);
+  GradientSynchronizer sync({params}, 1, 1);
+  sync.bind();
+  backward_of({params[0]}, 1);
+  sync.wait();
+  sync.zero_grad();
+  params[1].tensor.set_requires_grad(true);
+  backward_of(params, 1);
+  EXPECT_TRUE(throws_with<UsageError>([&] { sync.wait(); }, std::string("parameter 'b' ") + text));
+  sync.unbind();
+  sync.bind();
+  EXPECT_EQ(sync.buckets().front().numel, 4);
+
+  const std::vector<NamedParameter> list = named_zeros({2, 2});
+  at::Tensor(list[1].tensor).set_requires_grad(false);
+  Reducer reducer(list, testing::replicas(state));
+  reduce(reducer, [&] { return linear_loss(list, {0}, 1); });
+  at::Tensor(list[1].tensor).set_requires_grad(true);
+  EXPECT_TRUE(throws_with<UsageError>([&] { reducer.prepare_for_forward(); },
+                                      std::string("parameter 'p1' ") + text));
 }
 
 TEST(FrontContracts, AChannelsLastParameterIsContiguousAfterWrappingWithItsValues) {

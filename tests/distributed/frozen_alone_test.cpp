@@ -1,10 +1,12 @@
-// A parameter that only one rank has frozen.
+// What only some ranks have frozen.
 
 #include <gtest/gtest.h>
 
 #include "lockstep/distributed/distributed_data_parallel.h"
+#include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/distributed/gradient_synchronizer.h"
 #include "lockstep/distributed/reducer.h"
+#include "lockstep/optimizer/optimizer.h"
 #include "lockstep/tests/support/described_params.h"
 #include "lockstep/tests/support/mesh_params.h"
 #include "lockstep/tests/support/open_ranks.h"
@@ -65,6 +67,41 @@ TEST(FrozenAlone, ARankThatTrainsNothingEndsAll) {
       wrap(net, state);
     });
     expect_all_contain(errors, wanted[i], front);
+  }
+}
+
+TEST(FrozenAlone, APipelineStageThatTrainsNothingTakesPartInTheSteps) {
+  for (const bool sharded : {false, true}) {
+    RankThreadOptions options;
+    options.timeout = std::chrono::seconds(6);
+    options.sizes.pipeline = 2;
+    testing::run_ranks(
+        4,
+        [&](const ParallelState& state) {
+          const bool first_stage = state.group(GroupKind::pp).rank() == 0;
+          DescribedParams net;
+          net.add("w", {4});
+          if (first_stage) net["w"].set_requires_grad(false);
+          DistributedDataParallelConfig config;
+          config.use_distributed_optimizer = config.overlap_param_gather = sharded;
+          config.align_param_gather = sharded;
+          DistributedDataParallel ddp(net, state, config);
+          OptimizerConfig sgd;
+          sgd.optimizer = OptimizerKind::sgd;
+          sgd.sgd_momentum = sgd.weight_decay = sgd.clip_grad = 0;
+          sgd.lr = 0.5;
+          Optimizer optimizer({&ddp}, sgd);
+          for (int step = 1; step <= 2; ++step) {
+            ddp.zero_grad();
+            if (!first_stage) net.backward([](const auto&, const at::Tensor&) { return 3; });
+            finalize_model_grads({&ddp}, at::full({}, first_stage ? 0 : 2));
+            EXPECT_DOUBLE_EQ(optimizer.step().grad_norm, 3);  // 6 / 4 tokens, 4 elements
+            ddp.finish_param_sync();
+            EXPECT_TRUE(
+                at::equal(net["w"], at::full({4}, first_stage ? 0 : -0.75 * step, at::kDouble)));
+          }
+        },
+        options);
   }
 }
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -9,6 +11,7 @@
 #include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/distributed/gradient_synchronizer.h"
 #include "lockstep/tests/support/mesh_params.h"
+#include "lockstep/tests/support/open_ranks.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -257,6 +260,27 @@ TEST(GradientSynchronizer, LocalGradientsAreDividedByTheirTokensOnce) {
     EXPECT_TRUE(throws_with<UsageError>([&] { sync.wait(tokens); }, "divided by their tokens"));
     EXPECT_TRUE(grad_is(weight, 0.5));
     sync.zero_grad();
+  }
+}
+
+TEST(GradientSynchronizer, ATokenCountThatOneRankGetsWrongEndsAll) {
+  const std::pair<at::Tensor, const char*> wrong[] = {
+      {at::full({}, -1), "wait: num_tokens: found -1, allowed: a count >= 0"},
+      {at::full({}, NAN), "wait: num_tokens: found nan, allowed: a count >= 0"},
+      {at::ones({2}), "wait: num_tokens must have one element"}};
+  for (const auto& [tokens, text] : wrong) {
+    const auto errors =
+        testing::errors_of_open_ranks(2, [&, &of_one = tokens](const ParallelState& state) {
+          const DeviceMesh mesh(state, {2}, {"dp"});
+          const MeshParameters params = {ones_on(mesh, {2}, {Replicate{}}, "weight")};
+          GradientSynchronizer sync(
+              {params}, 1, 1,
+              {.reduction = GradientReduction::per_token, .token_group = state.world()});
+          sync.bind();
+          backward_of(params, 1);
+          sync.wait(state.rank() == 1 ? of_one : at::full({}, 4));
+        });
+    testing::expect_all_contain(errors, text, "");
   }
 }
 

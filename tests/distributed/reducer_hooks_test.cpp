@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <optional>
 
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
@@ -171,6 +172,23 @@ TEST(CommHooks, R6BucketsAreNumberedRightFromTheFirstIterationOn) {
     twice.insert(twice.end(), once.begin(), once.end());
     EXPECT_EQ(calls, twice) << is_static;
   }
+}
+
+TEST(CommHooks, AHookMayKeepABucketWhoseReducerHasRebuiltItsBuckets) {
+  std::optional<GradBucket> first;
+  std::vector<std::string> labels;
+  const auto params = named_zeros({2, 3, 4});
+  Reducer reducer(params, replicas(ParallelState::single_process()), {.bucket_bytes_caps = {1}});
+  reducer.register_comm_hook(std::make_shared<FunctionHook>("keep", [&](const GradBucket& bucket) {
+    if (!first) first = bucket;
+    labels.push_back(first->label());
+    EXPECT_EQ(first->gradients().size(), 1U);
+    return AllReduceHook().start(bucket);
+  }));
+  for (int step = 0; step < 2; ++step)
+    reduce(reducer, [&] { return linear_loss(params, {0, 1, 2}, 1); });
+  EXPECT_TRUE(reducer.has_rebuilt_buckets());
+  EXPECT_EQ(labels, std::vector<std::string>(6, "bucket 0 ('p2' to 'p2')"));
 }
 
 TEST(CommHooks, AHookThatReturnsAnotherSizeIsRefused) {

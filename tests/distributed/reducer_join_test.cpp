@@ -111,6 +111,27 @@ TEST(ReducerJoin, R52R54R55EveryIterationOfEveryRankCountsAndAllEndAlike) {
       });
 }
 
+TEST(ReducerJoin, AStaticGraphIsLearntByARankThatHadNoInputsInTheFirstEpoch) {
+  for (const int64_t idle : {0, 1})
+    run_ranks(2, [&](const ParallelState& state) {
+      const auto params = named_zeros({2, 3, 4});
+      Reducer reducer(params, replicas(state), {.bucket_bytes_caps = {1}, .static_graph = true});
+      for (int epoch = 0; epoch < 3; ++epoch) {
+        const int steps = epoch == 0 && state.rank() == idle ? 0 : 3;
+        reducer.join([&] {
+          for (int i = 0; i < steps; ++i) {
+            reducer.zero_grad_buffer();
+            reduce(reducer, [&] { return linear_loss(params, {0, 2}, 2 + 2 * state.rank()); });
+            const double mean = epoch > 0 ? 3 : 1 + state.rank();
+            EXPECT_TRUE(all_equal_to(params[0].tensor.grad(), mean)) << epoch;
+            EXPECT_TRUE(all_equal_to(params[2].tensor.grad(), mean)) << epoch;
+            EXPECT_FALSE(params[1].tensor.grad().defined());
+          }
+        });
+      }
+    });
+}
+
 TEST(ReducerJoin, R53AllRanksThrowWhenTheFirstHasNoInputs) {
   std::vector<int64_t> iterations(3, 0);
   const auto errors = errors_of_ranks(3, [&](const ParallelState& state) {

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <stdexcept>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -63,6 +65,31 @@ TEST(GradientCheck, NamesWhatTheLossDoesNotReach) {
   EXPECT_THROW(check_gradients(weights, [&] { return weights.a.sum() * ++calls; }), UsageError);
 }
 
+TEST(GradientCheck, ALossThatThrowsLeavesTheWeightsAsTheyWere) {
+  Weights weights;
+  const at::Tensor before = weights.a.detach().clone();
+  for (const int last : {3, 4}) {  // of the calls: two for the gradients, two for each element
+    int calls = 0;
+    const auto loss = [&] {
+      if (++calls == last) throw std::runtime_error("out of luck");
+      return weights.a.sum() + weights.b.sum();
+    };
+    EXPECT_THROW(check_gradients(weights, loss), std::runtime_error);
+    EXPECT_TRUE(at::equal(weights.a, before)) << last;
+  }
+}
+
+TEST(RankThreads, WhateverARankThrowsIsItsError) {
+  const auto errors = errors_of_ranks(3, [](const ParallelState& state) {
+    if (state.rank() == 0) throw "text";
+    if (state.rank() == 1) throw std::string("string");
+    throw 7;
+  });
+  EXPECT_EQ(errors,
+            (std::vector<std::string>{"text", "string", "an exception of an unknown type"}));
+  EXPECT_THROW(run_ranks(1, [](const ParallelState&) { throw 7; }), int);
+}
+
 auto make_net() {
   return
       [](const ParallelContext& context) { return std::make_shared<Net>(context, Mistake::none); };
@@ -99,6 +126,90 @@ TEST(StepCommunication, CountsWhatAStepSends) {
   EXPECT_EQ(step.total(0, "all_reduce", "dp-cp").calls, 2);  // the bucket, the token count
 }
 
+/// A matrix whose rows tp cuts.
+struct Matrix : DescribedModule {
+  explicit Matrix(const ParallelContext& context) : tp(context.tensor_parallel()) {
+    weight = add({"weight",
+                  {6, 4},
+                  NormalValues{0.5},
+                  {.placements = {{MeshAxis::tp, Shard{0}}}, .update = ParamUpdate::matrix}},
+                 context.origin());
+  }
+  at::Tensor loss(const StageInput& input) const {
+    const ProcessGroup dp = input.context.state.group(GroupKind::dp);
+    const at::Tensor samples = at::sin(at::arange(16, at::kDouble) + input.step).view({4, 4});
+    const at::Tensor own = samples.chunk(dp.size())[static_cast<size_t>(dp.rank())];
+    return reduce_from_group(at::tanh(at::linear(own, weight)).square().sum(), tp, "loss");
+  }
+  ProcessGroup tp;
+  at::Tensor weight;
+};
+
+auto make_matrix() {
+  return [](const ParallelContext& context) { return std::make_shared<Matrix>(context); };
+}
+
+auto loss_of_matrix() {
+  return [](Matrix& matrix, const StageInput& input) { return matrix.loss(input); };
+}
+
+TEST(StepCommunication, CountsReductionsOfTheModelsLoss) {
+  const StepCommunication step =
+      communication_of_step(make_matrix(), loss_of_matrix(), {.ranks = 2, .sizes = {.tensor = 2}});
+  EXPECT_EQ(step.total(0, "all_reduce", "tp"), (StepCommunication::Total{2, 16}))
+      << to_string(step, 0);
+}
+
+TEST(StepCommunication, ShardedParametersAreGatheredAtTheirUse) {
+  CheckOptions options;
+  options.ddp.use_distributed_optimizer = true;
+  options.ddp.data_parallel_sharding_strategy = ShardingStrategy::optim_grads_params;
+  const StepCommunication step =
+      communication_of_step(make_matrix(), loss_of_matrix(), {.ranks = 2}, options);
+  EXPECT_GE(step.total(0, "all_gather", "dp-cp").calls, 1) << to_string(step, 0);
+}
+
+/// Needs the whole matrix.
+struct UnitSteps : UpdateRule {
+  UnitSteps() : UpdateRule({.name = "unit_steps", .unit = UpdateUnit::matrix}) {}
+  void update(const UpdateRange& range) const override {
+    const at::Tensor gradient = range.gradient();
+    range.write_weights(range.weights - range.learning_rate * gradient / gradient.norm());
+  }
+};
+
+TEST(MatrixRules, AreCheckedOnEveryLayout) {
+  const RankLayout dp = {.ranks = 2}, tp = {.ranks = 2, .sizes = {.tensor = 2}};
+  CheckOptions muon, own;
+  muon.optimizer.optimizer = OptimizerKind::muon;
+  own.rule = std::make_shared<UnitSteps>();
+  for (CheckOptions options : {muon, own})
+    for (const bool sharded : {false, true}) {
+      options.ddp.use_distributed_optimizer = sharded;
+      const LayoutReport report = check_layouts(make_matrix(), loss_of_matrix(), {dp, tp}, options);
+      EXPECT_TRUE(report.ok()) << to_string(report);
+      const CheckpointReport saved =
+          check_checkpoint(make_matrix(), loss_of_matrix(), dp, tp, options);
+      EXPECT_TRUE(saved.ok()) << to_string(saved);
+    }
+}
+
+TEST(CheckpointCheck, ShardedParametersAreSavedAndLoaded) {
+  CheckOptions options;
+  options.optimizer = {};
+  options.ddp.use_distributed_optimizer = true;
+  const RankLayout one = {}, dp = {.ranks = 2};
+  for (const ShardingStrategy strategy :
+       {ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params}) {
+    options.ddp.data_parallel_sharding_strategy = strategy;
+    for (const auto& [from, to] : {std::pair(dp, dp), std::pair(one, dp), std::pair(dp, one)}) {
+      const CheckpointReport report =
+          check_checkpoint(make_net(), loss_of_net(), from, to, options);
+      EXPECT_TRUE(report.ok()) << to_string(strategy) << ": " << to_string(report);
+    }
+  }
+}
+
 TEST(CheckpointCheck, RoundTripsAndReshardsKeepEveryBit) {
   CheckOptions options;
   options.optimizer = {};
@@ -113,8 +224,11 @@ TEST(CheckpointCheck, RoundTripsAndReshardsKeepEveryBit) {
 
 /// Keeps a number that is not saved.
 struct Counting : torch::nn::Module {
-  Counting() { scale = register_parameter("scale", at::ones({3}, at::kDouble)); }
-  at::Tensor loss() { return (scale * static_cast<double>(++calls)).sum(); }
+  explicit Counting(double of_step = 1) : share(of_step) {
+    scale = register_parameter("scale", at::ones({3}, at::kDouble));
+  }
+  at::Tensor loss() { return (scale * (1 + share * static_cast<double>(++calls))).sum(); }
+  double share;
   at::Tensor scale;
   int64_t calls = 0;
 };
@@ -126,6 +240,17 @@ TEST(CheckpointCheck, ShowsWhatIsNotSaved) {
   EXPECT_FALSE(report.ok());
   EXPECT_TRUE(report.changed.empty());
   EXPECT_NE(to_string(report).find("keeps something else"), std::string::npos);
+}
+
+TEST(CheckpointCheck, ComparesTheLossToTheTolerance) {
+  CheckOptions options;
+  for (const auto& [tolerance, ok] : {std::pair(1e-12, false), std::pair(1e-8, true)}) {
+    options.tolerance = tolerance;
+    const CheckpointReport report = check_checkpoint_round_trip(
+        [](const ParallelContext&) { return std::make_shared<Counting>(1e-10); },
+        [](Counting& model, const StageInput&) { return model.loss(); }, RankLayout{}, options);
+    EXPECT_EQ(report.ok(), ok) << to_string(report);
+  }
 }
 
 TEST(CheckpointCheck, NamesWhatALayoutCannotLoad) {

@@ -9,6 +9,7 @@
 #include "lockstep/models/router.h"
 #include "lockstep/planner/config_grids.h"
 #include "lockstep/planner/stage_shapes.h"
+#include "lockstep/tests/support/throws_with.h"
 
 #include "own_net.h"
 
@@ -68,6 +69,54 @@ TEST(LayoutCheck, SaysThatASmallDifferenceMayBeRounding) {
     ASSERT_FALSE(report.ok());
     EXPECT_NE(to_string(report).find(text), std::string::npos) << to_string(report);
   }
+}
+
+TEST(LayoutCheck, AMistakeIsFoundInShardedGradientsToo) {
+  std::vector<at::Tensor> weights;
+  CheckOptions options;
+  options.ddp.use_distributed_optimizer = true;
+  for (const ShardingStrategy strategy :
+       {ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params}) {
+    options.ddp.data_parallel_sharding_strategy = strategy;
+    const LayoutReport report = check_linear(2, weights, options);
+    ASSERT_FALSE(report.ok());
+    EXPECT_NE(to_string(report).find("the gradient is 2 times what it should be over dp-cp"),
+              std::string::npos)
+        << to_string(report);
+  }
+}
+
+TEST(LayoutCheck, AGradientThatIsNotFiniteInOneProcessIsNamed) {
+  EXPECT_TRUE(throws_with<UsageError>(
+      [] {
+        check_layouts(
+            [](const ParallelContext&) {
+              auto linear = std::make_shared<torch::nn::LinearImpl>(3, 2);
+              linear->to(at::kDouble);
+              return linear;
+            },
+            [](torch::nn::LinearImpl& linear, const StageInput&) {
+              return (linear.weight * 0).sqrt().sum() + linear.bias.sum();
+            },
+            {{.ranks = 2}});
+      },
+      "parameter 'weight': its gradient in one process is not finite"));
+}
+
+TEST(LayoutCheck, WhatARankThrowsIsAFindingWhateverItsType) {
+  const LayoutReport report = check_layouts(
+      [](const ParallelContext&) {
+        auto linear = std::make_shared<torch::nn::LinearImpl>(3, 2);
+        linear->to(at::kDouble);
+        return linear;
+      },
+      [](torch::nn::LinearImpl& linear, const StageInput& input) {
+        if (input.context.state.world_size() > 1) throw std::string("out of luck");
+        return linear.weight.sum() + linear.bias.sum();
+      },
+      {{.ranks = 2}});
+  ASSERT_TRUE(report.layouts.front().culprit.has_value());
+  EXPECT_NE(report.layouts.front().culprit->text.find("out of luck"), std::string::npos);
 }
 
 class Mistakes : public ::testing::TestWithParam<own_net::Case> {};
@@ -151,6 +200,15 @@ TEST(LayoutCheck, TheReferenceGPTIsEqualOnEveryLayout) {
       {2, {cp + "2"}}, {2, {pp + "2"}},           {4, {tp + "2", sp, pp + "2"}},
       {2, {sharded}},  {4, {tp + "2", cp + "2"}}, {8, {tp + "2", sp, pp + "2", sharded}}};
   for (const auto& [ranks, parallel] : layouts) expect_equal(check_gpt({}, ranks, parallel));
+}
+
+TEST(LayoutCheck, ShardedGradientsAndParametersAreEqual) {
+  for (const char* const strategy : {"optim_grads", "optim_grads_params"})
+    for (const int64_t tp : {1, 2})
+      expect_equal(check_gpt({}, 2 * tp,
+                             {"parallel.tensor_model_parallel_size=" + std::to_string(tp),
+                              "ddp.use_distributed_optimizer=true",
+                              std::string("ddp.data_parallel_sharding_strategy=") + strategy}));
 }
 
 TEST(LayoutCheck, ExpertsAreEqualOnEveryLayout) {

@@ -20,8 +20,9 @@ struct GradBucket {
   bool is_last = false;  ///< of the iteration
   /// The gradients: [numel] of the bucket's dtype, or one sparse COO gradient.
   at::Tensor buffer;
-  /// The parameters, in the order of `buffer`. Lives as long as the Reducer.
-  const std::vector<NamedParameter>* parameters = nullptr;
+  /// The parameters, in the order of `buffer`. Later buckets of the same index may have others,
+  /// because the Reducer rebuilds its buckets.
+  std::shared_ptr<const std::vector<NamedParameter>> parameters = nullptr;
   ProcessGroup group;   ///< over which to combine
   int64_t divisor = 1;  ///< the result is the sum over the ranks divided by this
   /// For a sparse gradient: the sorted rows [rows] that it has on any rank, if they were passed to

@@ -1,4 +1,4 @@
-#include "lockstep/distributed/telling.h"
+#include "lockstep/core/exception_text.h"
 
 #include <exception>
 
