@@ -7,9 +7,11 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_bounds.h"
+#include "lockstep/core/planned_cpu.h"
 #include "lockstep/core/trace_scope.h"
 #include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/distributed/parameter_check.h"
+#include "lockstep/distributed/step_access.h"
 #include "lockstep/distributed/telling.h"
 #include "lockstep/optimizer/agreement.h"
 #include "lockstep/optimizer/clip_grads.h"
@@ -105,6 +107,21 @@ kernels::StepControl within_limits(const kernels::StepControl& control, const at
   if (limits.skip.defined()) beyond = beyond.logical_or(limits.skip);
   control.select(0, 1).masked_fill_(beyond, 0);
   return control;
+}
+
+/// `control` among the tensors of a planned host; see OnPlannedHost.
+kernels::StepControl on_planned_host(const kernels::StepControl& control) {
+  const OnPlannedHost host;
+  return control.to(at::kMeta);
+}
+
+/// After the gathers of `models`: takes part in those of the layout's model chunks that have no
+/// parameters on this rank, and so no model.
+void align_absent_chunks(const std::vector<DistributedDataParallel*>& models) {
+  const ParallelState& state = models.front()->parallel_state();
+  const int64_t chunks = state.grids().sizes().virtual_pipeline.value_or(1);
+  for (auto chunk = static_cast<int64_t>(models.size()); chunk < chunks; ++chunk)
+    detail::StepAccess::align_gather(*models.front());
 }
 
 void check_rate(const char* call, double value) {
@@ -237,8 +254,8 @@ Optimizer::StepResult Optimizer::finish_step(const double* numbers, bool beyond_
     const at::NoGradGuard no_grad;
     const TraceScope scope([] { return "optimizer step on the host"; });
     const kernels::StepControl control = step_control(result.grad_norm, config_, loss_scale());
-    const bool planned = models_.front()->parallel_state().device().is_meta();  // it has no host
-    update(planned ? control.to(at::kMeta) : control);
+    const bool planned = models_.front()->parallel_state().device().is_meta();
+    update(planned ? on_planned_host(control) : control);
   }
   scaler_->update(!std::isfinite(result.grad_norm));
   if (!result.skipped) ++num_steps_;
@@ -268,6 +285,7 @@ void Optimizer::update(const kernels::StepControl& control) {
     });
     first += static_cast<int64_t>(model->buffers().size());
   }
+  align_absent_chunks(models_);
   for (OptimizerState& state : states_) state.note_change();
 }
 
@@ -292,6 +310,7 @@ void Optimizer::apply_master_weights() {
     model->note_params_changed();
     model->start_param_sync(/*force_sync=*/true);
   }
+  align_absent_chunks(models_);
 }
 
 void Optimizer::reload_model_params() {

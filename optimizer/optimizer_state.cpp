@@ -7,6 +7,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/flat_tensor.h"
 #include "lockstep/core/narrow_dtype.h"
+#include "lockstep/core/planned_cpu.h"
 #include "lockstep/core/upload.h"
 
 namespace lockstep {
@@ -68,7 +69,8 @@ OptimizerState::OptimizerState(const ParamAndGradBuffer& buffer,
 void OptimizerState::allocate(at::ScalarType dtype) {
   const int64_t numel = buffer_->owned_numel();
   const at::TensorOptions of_device = buffer_->param_data().options();
-  const bool on_host = offloaded_ && !buffer_->param_data().is_meta();  // planned: has no host
+  const bool on_host = offloaded_ && !buffer_->param_data().is_meta();
+  const OnPlannedHost planned(offloaded_);
   const at::TensorOptions options = on_host ? of_device.device(at::kCPU) : of_device;
   const at::ScalarType wide = is_narrow(dtype) ? at::kFloat : dtype;
   const auto zeros = [&](at::ScalarType of) { return flat_zeros(numel, options.dtype(of)); };
@@ -83,6 +85,7 @@ void OptimizerState::allocate(at::ScalarType dtype) {
 
 void OptimizerState::fetch() {
   if (!offloaded_) return;
+  const OnPlannedHost planned;
   for (const Piece& piece : pieces_)
     slice(host_grads_, piece.in_state)
         .copy_(buffer_->held_grads(piece.in_buffer), /*non_blocking=*/true);
@@ -125,6 +128,7 @@ OptimizerState::Segments OptimizerState::segments_of(const ElementRange& owned) 
 void OptimizerState::step(size_t range, const std::vector<ParamGroup>& groups, double weight_decay,
                           int64_t step, const kernels::StepControl& control) {
   const Piece& piece = pieces_[range];
+  const OnPlannedHost planned(offloaded_);
   const auto update = [&](UpdateRange& views, size_t group) {
     views.learning_rate = groups[group].lr;
     views.weight_decay = weight_decay * groups[group].wd_mult;

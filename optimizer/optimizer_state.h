@@ -27,8 +27,9 @@ class OptimizerState {
  public:
   /// Allocates them, sets those of the rule to zero, and takes the master weights from the
   /// parameters. `group_of` has an index for each of buffer.params(). Offloaded: in the host's
-  /// memory, while the parameters are on a device; not with a rule of matrices. ConfigError:
-  /// parameters of a dtype other than fp32, fp64, bf16 and fp16; fp64 with a rule that keeps bf16.
+  /// memory, while the parameters are on a device; not with a rule of matrices. On a planned rank
+  /// see OnPlannedHost. ConfigError: parameters of a dtype other than fp32, fp64, bf16 and fp16;
+  /// fp64 with a rule that keeps bf16.
   OptimizerState(const ParamAndGradBuffer& buffer, std::shared_ptr<const UpdateRule> rule,
                  std::vector<size_t> group_of, Offload offload = Offload::none);
 

@@ -1,11 +1,13 @@
 #include "lockstep/program/signals.h"
 
 #include <poll.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <ctime>
+#include <string_view>
 
 namespace lockstep {
 namespace {
@@ -16,6 +18,7 @@ static_assert(std::atomic<int>::is_always_lock_free);
 std::atomic<int> noted = 0;
 std::atomic<int64_t> noted_at = 0;  ///< milliseconds
 std::atomic<int> awaited = -1;      ///< descriptor; -1: none
+std::atomic<int> exit_status = 0;
 
 int64_t now() {
   timespec time = {};
@@ -44,6 +47,12 @@ extern "C" void on_stop_signal(int signal) {
   }
 }
 
+extern "C" void on_last_signal(int /*signal*/) {
+  constexpr std::string_view kTold = "stopped by a signal after the end of the training\n";
+  (void)!::write(STDERR_FILENO, kTold.data(), kTold.size());
+  ::_exit(exit_status);
+}
+
 }  // namespace
 
 void note_sigterm() { std::signal(SIGTERM, on_stop_signal); }
@@ -61,6 +70,12 @@ void forget_noted_signal() { noted = 0; }
 void ignore_signals() {
   std::signal(SIGTERM, SIG_IGN);
   std::signal(SIGINT, SIG_IGN);
+}
+
+void exit_on_signals(int status) {
+  exit_status = status;
+  std::signal(SIGTERM, on_last_signal);
+  std::signal(SIGINT, on_last_signal);
 }
 
 }  // namespace lockstep

@@ -25,4 +25,8 @@ void forget_noted_signal();
 /// From now on the two are ignored: the run has ended, and its state is saved.
 void ignore_signals();
 
+/// From now on either ends the process at once with this status: it does something that may be
+/// left undone.
+void exit_on_signals(int status);
+
 }  // namespace lockstep

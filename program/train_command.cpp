@@ -86,6 +86,14 @@ class Reporter {
     write(metrics);
     display_.iteration(metrics, metrics.memory_bytes.value_or(0));
   }
+  /// A checkpoint of the state after the last iteration follows.
+  void before_save() {
+    try {
+      if (file_) file_->sync();
+    } catch (const FileError& error) {
+      display_.message(error.what());
+    }
+  }
   /// The run has loaded the checkpoint at `path`; empty: there is none, and the run goes on.
   void go_back(Trainer& trainer, const std::string& path) {
     if (path.empty())
@@ -94,9 +102,7 @@ class Reporter {
     display_.message(fmt::format("a spike: back to {}, iteration {}, without the samples since",
                                  path, progress.iteration));
     if (folder_.empty()) return;
-    file_.reset();
-    file_ = std::make_unique<MetricsFile>(
-        folder_, MetricsResume{progress.iteration, progress.metrics_checksum});
+    file_->go_back(progress.iteration);
     if (tensorboard_)
       tensorboard_ =
           std::make_unique<TensorBoardFile>(folder_ + "/tensorboard", progress.iteration + 1);
@@ -244,6 +250,8 @@ void train(const Round& round, const TrainArguments& arguments) {
   tell(unused_gpus(config.train.device, state.device()));
   const std::string folder = save_folder(config, output);
   check_sample(config, folder);
+  std::unique_ptr<const SampleText> sample;
+  if (reporter && config.train.sample_tokens > 0) sample = std::make_unique<SampleText>(config);
   RunCheckpoints checkpoints(config.checkpoint, folder, state, round.start, &round.copies);
   auto owned = std::make_unique<Trainer>(config, state, !checkpoints.will_load());
   Trainer& trainer = *owned;
@@ -262,6 +270,7 @@ void train(const Round& round, const TrainArguments& arguments) {
   };
   callbacks.checkpoint = [&](bool last) {
     if (last && is_stop(trainer.end())) tell(told_of_stop(trainer, folder));
+    if (reporter && checkpoints.saves(trainer.iteration(), last)) reporter->before_save();
     tell(checkpoints.after_iteration(trainer, last));
   };
   callbacks.go_back = [&] {
@@ -299,8 +308,11 @@ void train(const Round& round, const TrainArguments& arguments) {
   (void)trainer.state(/*with_optimizer=*/false);  // gathers what is sharded over the ranks
   if (!standard_output_is_open())
     tell("standard output is closed: the text of train.sample_tokens is not written");
-  else if (reporter)
-    std::cout << sample_text(std::move(owned), checkpoints.path(), state.device()) << std::endl;
+  else if (sample) {
+    exit_on_signals(kStopped);
+    std::cout << sample->write(std::move(owned), checkpoints.path(), state.device()) << std::endl;
+    ignore_signals();
+  }
 }
 
 /// Refuses settings that write into the folder of --output if there is none.

@@ -9,11 +9,13 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <utility>
 #include <vector>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/input_file.h"
+#include "lockstep/core/uninterrupted.h"
 #include "lockstep/datasets/crc32.h"
 #include "lockstep/datasets/unfinished_file.h"
 
@@ -30,24 +32,27 @@ std::optional<int64_t> iteration_of_line(std::string_view line) {
   return known ? std::optional(json.at("iteration").get<int64_t>()) : std::nullopt;
 }
 
-/// The whole lines of a file up to the iteration from which the run resumes, and whether the line
-/// of that iteration is the run's own.
+/// The whole lines of a file up to the iteration from which the run resumes.
 struct KeptLines {
   std::string text;
-  bool of_this_run = false;
+  bool of_this_run = false;  ///< the line of that iteration is the run's own
+  bool begins_here = false;  ///< the file begins with the next iteration
 };
 
 KeptLines lines_until(std::string_view text, const MetricsResume& resume) {
   KeptLines kept{.text = "", .of_this_run = !resume.checksum};
+  std::optional<int64_t> first;
   for (size_t end = text.find('\n'); end != text.npos; end = text.find('\n')) {
     const std::string_view line = text.substr(0, end);
     text.remove_prefix(end + 1);
     const auto iteration = iteration_of_line(line);
+    if (!first) first = iteration;
     if (!iteration || *iteration > resume.iteration) continue;
     kept.text.append(line).append("\n");
     if (*iteration == resume.iteration && checksum_of_line(line) == resume.checksum)
       kept.of_this_run = true;
   }
+  kept.begins_here = first == resume.iteration + 1;
   return kept;
 }
 
@@ -198,18 +203,23 @@ MetricsFile::MetricsFile(const std::string& folder, const MetricsResume& resume)
   } else if (const std::string aside = put_aside(); !aside.empty()) {
     note_ = fmt::format("the metrics of an earlier run are in '{}'", aside);
   }
-  do file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0666);
-  while (file_ < 0 && errno == EINTR);
-  if (file_ < 0) fail_to_write();
+  open();
 }
 
 MetricsFile::~MetricsFile() { ::close(file_); }
 
+void MetricsFile::open() {
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW;
+  file_ = uninterrupted([this] { return ::open(path_.c_str(), kFlags, 0666); });
+  if (file_ < 0) fail_to_write();
+  name_is_synced_ = false;
+}
+
 void MetricsFile::go_on(const MetricsResume& resume) {
-  const bool there = kind_of_file(path_) != FileKind::none;
-  if (there) {
+  KeptLines kept;
+  if (kind_of_file(path_) != FileKind::none) {
     const std::string text = read_metrics(path_);
-    const KeptLines kept = lines_until(text, resume);
+    kept = lines_until(text, resume);
     if (kept.of_this_run && kept.text.size() != text.size()) replace_by(kept.text);
     if (kept.of_this_run) return;
   }
@@ -221,8 +231,12 @@ void MetricsFile::go_on(const MetricsResume& resume) {
     if (found.of_this_run) break;
   }
   if (const std::string aside = put_aside(); !aside.empty()) {
-    note_ = fmt::format("'{}' was of another run, which is in '{}'", path_, aside);
-    if (!found.of_this_run)
+    if (kept.begins_here)
+      note_ = fmt::format("'{}' was of an earlier start from iteration {}, which is in '{}'", path_,
+                          resume.iteration, aside);
+    else
+      note_ = fmt::format("'{}' was of another run, which is in '{}'", path_, aside);
+    if (!kept.begins_here && !found.of_this_run)
       note_ += fmt::format("; the lines until iteration {} are not there", resume.iteration);
   }
   if (found.of_this_run) replace_by(found.text);
@@ -258,6 +272,22 @@ void MetricsFile::write(const std::string& line) {
     if (written < 0) fail_to_write();
     left.remove_prefix(static_cast<size_t>(written));
   }
+}
+
+void MetricsFile::sync() {
+  const bool good = uninterrupted([this] { return ::fdatasync(file_); }) == 0;
+  if (!good && errno != EINVAL) fail_to_write();  // EINVAL: not a file that can be synchronized
+  if (!name_is_synced_) sync_folder_of(path_);
+  name_is_synced_ = true;
+}
+
+void MetricsFile::go_back(int64_t iteration) {
+  const bool there = kind_of_file(path_) != FileKind::none;
+  const std::string text = there ? read_metrics(path_) : "";
+  const KeptLines kept = lines_until(text, {.iteration = iteration});
+  if (kept.text.size() != text.size()) replace_by(kept.text);
+  ::close(std::exchange(file_, -1));
+  open();
 }
 
 void MetricsFile::fail_to_write() const {

@@ -30,7 +30,7 @@ struct IterationMetrics {
   std::optional<int64_t> num_loss_tokens = {};
   double iteration_ms = 0;
   double tokens_per_second = 0;  ///< of all ranks together
-  bool skipped = false;          ///< the gradient was not finite, so nothing was updated
+  bool skipped = false;          ///< nothing was updated; see reason_of_skip()
   /// With train.on_spike: the spike for which the update was skipped.
   Spike spike = Spike::none;
   /// Zeros of the gradient, with optimizer.log_num_zeros_in_grad.
@@ -100,21 +100,29 @@ class MetricsFile {
   /// Begins `folder`/metrics.jsonl; makes the folder. A run that starts from scratch puts an
   /// existing file aside. A run that resumes appends: it removes lines of later iterations, which
   /// will be repeated, and a torn last line. If the file belongs to another run, it is put aside,
-  /// and the run's lines are copied from the latest file that has them. A link in place of the file
-  /// is not followed. FileError names what cannot be read or written; what was there is then still
-  /// there, under its name or put aside.
+  /// and the run's lines are copied from the latest file that has them. A run that began with
+  /// another run's checkpoint and begins with it again cannot tell whose lines these are, and puts
+  /// them aside, too. A link in place of the file is not followed. FileError names what cannot be
+  /// read or written; what was there is then still there, under its name or put aside.
   explicit MetricsFile(const std::string& folder, const MetricsResume& resume = {});
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
   MetricsFile& operator=(const MetricsFile&) = delete;
 
-  /// A note to the user about files of other runs; empty if there is nothing.
+  /// A note to the user about files that were put aside; empty if there is nothing.
   const std::string& note() const { return note_; }
 
-  /// FileError with the path and the system's reason.
+  /// The following throw FileError with the path and the system's reason.
   void write(const std::string& line);
+  /// Returns when what was written is on disk. Call it before a checkpoint is saved: a run that
+  /// resumes there looks for the line of its iteration.
+  void sync();
+  /// Removes the lines of later iterations, which will be repeated: the run goes back to the state
+  /// after this one.
+  void go_back(int64_t iteration);
 
  private:
+  void open();
   void go_on(const MetricsResume& resume);
   /// Returns the new path of the file; empty if there was none, or none with a line.
   std::string put_aside() const;
@@ -124,6 +132,7 @@ class MetricsFile {
   std::string path_;
   std::string note_;
   int file_ = -1;
+  bool name_is_synced_ = false;
 };
 
 }  // namespace lockstep

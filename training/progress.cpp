@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "lockstep/training/skipped_steps.h"
+
 namespace lockstep {
 namespace {
 
@@ -15,10 +17,18 @@ std::string decoupled_rate(const IterationMetrics& metrics) {
   return rate ? fmt::format(" (embeddings {:.3e})", *rate) : "";
 }
 
-const char* reason_of_skip(const IterationMetrics& metrics) {
-  if (metrics.spike == Spike::loss) return " | SKIPPED: the loss is a spike";
-  if (metrics.spike == Spike::grad_norm) return " | SKIPPED: the gradient norm is a spike";
-  return metrics.skipped ? " | SKIPPED: the gradient is not finite" : "";
+const char* told_of_skip(const IterationMetrics& metrics) {
+  if (!metrics.skipped) return "";
+  switch (reason_of_skip(metrics)) {
+    case SkipReason::not_finite:
+      return " | SKIPPED: the gradient is not finite";
+    case SkipReason::norm_above_threshold:
+      return " | SKIPPED: the gradient norm is above optimizer.grad_norm_skip_threshold";
+    case SkipReason::spike:
+      break;
+  }
+  return metrics.spike == Spike::loss ? " | SKIPPED: the loss is a spike"
+                                      : " | SKIPPED: the gradient norm is a spike";
 }
 
 }  // namespace
@@ -30,7 +40,7 @@ std::string progress_line(const IterationMetrics& metrics, const ProgressStatus&
       "{} left{}",
       metrics.iteration, total.size(), total, shown(metrics.lm_loss), shown(metrics.grad_norm),
       metrics.learning_rate, decoupled_rate(metrics), with_unit(metrics.tokens_per_second),
-      status.memory_bytes >> 20, format_duration(status.seconds_left), reason_of_skip(metrics));
+      status.memory_bytes >> 20, format_duration(status.seconds_left), told_of_skip(metrics));
 }
 
 ProgressDisplay::ProgressDisplay(std::ostream& out, bool terminal, int64_t train_iters,

@@ -253,9 +253,13 @@ bool RunCheckpoints::is_due(int64_t iteration) const {
   return save_is_due(iteration) || copy_is_due(iteration);
 }
 
+bool RunCheckpoints::saves(int64_t iteration, bool last) const {
+  return saver_ && (last || save_is_due(iteration));
+}
+
 std::string RunCheckpoints::after_iteration(Trainer& trainer, bool last) {
   if (!last && copy_is_due(trainer.iteration())) copy(trainer);
-  if (!saver_ || (!last && !save_is_due(trainer.iteration()))) return "";
+  if (!saves(trainer.iteration(), last)) return "";
   try {
     return save(trainer, last);
   } catch (const FileError& error) {

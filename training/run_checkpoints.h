@@ -68,6 +68,8 @@ class RunCheckpoints {
 
   /// Whether an interval asks for a save or a copy after that iteration.
   bool is_due(int64_t iteration) const;
+  /// Whether after_iteration() will save.
+  bool saves(int64_t iteration, bool last) const;
 
   /// Copies and saves if the intervals ask for it; saves at the end of the run if that is asked
   /// for. Returns what to tell the user. If a save during the run fails, that is reported and the

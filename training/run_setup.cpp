@@ -7,6 +7,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/cuda_libraries.h"
+#include "lockstep/core/unusable_sizes.h"
 #include "lockstep/datasets/tokenizer.h"
 #include "lockstep/parallel_state/axis_groups.h"
 #include "lockstep/planner/config_grids.h"
@@ -80,6 +81,7 @@ void check_adapters(const Config& config) {
 
 void check_supported(const Config& config) {
   stage_layout(config);
+  refuse_unusable_sizes([&] { (void)num_parameters(config), (void)local_widths(config); });
   check_adapters(config);
   check_tokenizer_name(config.data.tokenizer, "data.tokenizer");
   require<ConfigError>(
@@ -95,10 +97,13 @@ void check_supported(const Config& config) {
 }
 
 void check_layout(const Config& config, int64_t world_size) {
-  const RankGrids grids = config_grids(config.parallel, world_size);
-  if (config.ddp.use_distributed_optimizer) check_optimizer_instances(grids);
-  const BatchSchedule batches(config.train, grids.data_parallel_size());
-  for (const BatchSizes& batch : batches.all()) schedule_options(config, batch.num_microbatches);
+  refuse_unusable_sizes([&] {
+    const RankGrids grids = config_grids(config.parallel, world_size);
+    if (config.ddp.use_distributed_optimizer) check_optimizer_instances(grids);
+    const BatchSchedule batches(config.train, grids.data_parallel_size());
+    const std::vector<BatchSizes> all = batches.all();
+    for (const BatchSizes& batch : all) schedule_options(config, batch.num_microbatches);
+  });
 }
 
 void prepare_cuda(const Config& config) {

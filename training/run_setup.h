@@ -16,7 +16,8 @@
 namespace lockstep {
 
 /// Throws ConfigError, naming the field, if the configuration asks for something valid that `train`
-/// cannot do, or if the layers cannot be cut into stages; see stage_layout().
+/// cannot do, if the layers cannot be cut into stages (see stage_layout()), or if the parameters
+/// are more than 64 bits can count.
 void check_supported(const Config& config);
 
 /// Throws ConfigError, naming the fields, if something does not fit `world_size` ranks: the sizes

@@ -69,18 +69,19 @@ SampleSources Trainer::open_sources(const Config& config) {
       config.train.task == TrainTask::sft
           ? open_conversations(config.data, config.model.vocab_size, length, seed)
           : open_samples(config.data, config.model.vocab_size, length, seed);
-  const auto check = [&](const std::unique_ptr<SampleSource>& source, const char* failure) {
+  const auto check = [&](const std::unique_ptr<SampleSource>& source, const std::string& failure) {
     const bool good = config.train.eval_iters == 0 || !source || source->size() > 0;
     require<ConfigError>(good || config.train.task != TrainTask::sft,
                          "{}: found no conversation to evaluate; allowed: one or more, or "
                          "train.eval_iters = 0",
-                         std::string(failure).substr(0, std::string_view(failure).find(':')));
+                         failure.substr(0, failure.find(':')));
     require<ConfigError>(good,
                          "{}, which takes more tokens than model.seq_length ({}); allowed: one or "
                          "more, or train.eval_iters = 0",
                          failure, length);
   };
-  check(sources.validation, config.data.valid_path.empty()
+  check(sources.validation, !sources.empty_validation.empty() ? sources.empty_validation
+                            : config.data.valid_path.empty()
                                 ? "data.split: the validation text has no sample"
                                 : "data.valid_path: the validation text has no sample");
   check(sources.test, "data.test_path: the test text has no sample");
@@ -152,7 +153,7 @@ Trainer::GlobalSums Trainer::global_sums(const double* values) const {
 }
 
 RunEnd Trainer::end_after(int64_t iteration, RunEnd wish) const {
-  if (bad_loss_ != nullptr || skipped_steps_ >= config_.train.max_skipped_steps)
+  if (bad_loss_ != nullptr || skipped_.count() >= config_.train.max_skipped_steps)
     return RunEnd::diverged;
   return iteration >= config_.train.train_iters ? RunEnd::done : wish;
 }
@@ -162,21 +163,27 @@ std::string Trainer::divergence() const {
   if (bad_loss_ != nullptr)
     return fmt::format("iteration {}: the {} is not a number", iteration_, bad_loss_);
   return fmt::format(
-      "iterations {} to {}: found {} skipped steps in a row, whose gradients are not finite{}, "
-      "allowed: fewer than train.max_skipped_steps = {}",
-      iteration_ - skipped_steps_ + 1, iteration_, skipped_steps_,
-      looks_for_spikes() ? " or which are spikes" : "", config_.train.max_skipped_steps);
+      "iterations {} to {}: found {} skipped steps in a row, {}, allowed: fewer than "
+      "train.max_skipped_steps = {}",
+      iteration_ - skipped_.count() + 1, iteration_, skipped_.count(),
+      skipped_.reasons(config_.optimizer.grad_norm_skip_threshold.value_or(0)),
+      config_.train.max_skipped_steps);
 }
 
 int64_t Trainer::last_good_iteration() const {
-  if (!spike_again_.empty()) return iteration_;
-  const bool tried = bad_loss_ == kLoss || skipped_steps_ > 0;  // the weights from before the steps
-  return iteration_ - std::max<int64_t>(1, skipped_steps_) -
+  if (!spike_again_.empty() || has_only_large_norms()) return iteration_;
+  const bool tried = bad_loss_ == kLoss || skipped_.count() > 0;  // weights from before the steps
+  return iteration_ - std::max<int64_t>(1, skipped_.count()) -
          (tried && !loss_scale_is_in_doubt() ? 1 : 0);
 }
 
 bool Trainer::loss_scale_is_in_doubt() const {
-  return bad_loss_ == nullptr && skipped_steps_ > 0 && optimizer_->loss_scale() > 1;
+  return bad_loss_ == nullptr && skipped_.count() > 0 && !has_only_large_norms() &&
+         optimizer_->loss_scale() > 1;
+}
+
+bool Trainer::has_only_large_norms() const {
+  return end_ == RunEnd::diverged && bad_loss_ == nullptr && skipped_.are_only_above_threshold();
 }
 
 IterationMetrics Trainer::train_step(RunEnd wish) {
@@ -317,7 +324,7 @@ bool Trainer::settle() {
   metrics.tokens_per_second = static_cast<double>(metrics.num_tokens) / metrics.iteration_ms * 1000;
   metrics_checksum_ = checksum_of_line(to_json(metrics));
   settled_.push_back(metrics);
-  skipped_steps_ = step.skipped ? skipped_steps_ + 1 : 0;
+  skipped_.note(metrics);
   note_spike(metrics);
   bad_loss_ = std::isnan(sums.loss) ? kLoss : nullptr;
   end_ = end_after(metrics.iteration, sums.wish);

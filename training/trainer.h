@@ -25,6 +25,7 @@
 #include "lockstep/training/recorded_work.h"
 #include "lockstep/training/run_end.h"
 #include "lockstep/training/run_setup.h"
+#include "lockstep/training/skipped_steps.h"
 #include "lockstep/training/spikes.h"
 #include "lockstep/training/training_model.h"
 
@@ -115,7 +116,8 @@ class Trainer {
   /// For a run that diverged: "iteration 12: the loss is not a number".
   std::string divergence() const;
   /// For a run that diverged: the last iteration whose weights gave a finite loss and, where
-  /// loss_scale_is_in_doubt() does not say otherwise, a finite gradient.
+  /// loss_scale_is_in_doubt() does not say otherwise, a finite gradient. The last one of all if
+  /// only optimizer.grad_norm_skip_threshold has skipped steps, which changes no weight.
   int64_t last_good_iteration() const;
   /// For a run that diverged by skipped steps: whether its loss scale may be too large for good
   /// weights.
@@ -127,7 +129,8 @@ class Trainer {
   const std::vector<std::string>& notes() const { return notes_; }
 
   /// This rank's part of a checkpoint: the weights and, if `with_optimizer`, the optimizer's state.
-  /// Like progress(), it waits for an iteration in flight.
+  /// Like progress(), it waits for an iteration in flight. Collective: call it on all ranks, even
+  /// if only one uses the result.
   std::vector<StateTensor> state(bool with_optimizer);
   TrainingProgress progress();
   /// Whether the run has adapters (lora.rank) and the checkpoint has none. Then its weights are
@@ -234,6 +237,8 @@ class Trainer {
   /// Takes the values of sum_over_ranks().
   GlobalSums global_sums(const double* values) const;
   RunEnd end_after(int64_t iteration, RunEnd wish) const;
+  /// Whether optimizer.grad_norm_skip_threshold alone has ended the run.
+  bool has_only_large_norms() const;
   bool looks_for_spikes() const { return config_.train.on_spike != OnSpike::none; }
   /// The limits of the step with these sums.
   Optimizer::StepLimits step_limits(const at::Tensor& over_ranks) const;
@@ -275,7 +280,7 @@ class Trainer {
   std::optional<InFlight> in_flight_;
   std::chrono::steady_clock::time_point settled_at_;
   std::deque<IterationMetrics> settled_;  ///< still to be reported
-  int64_t skipped_steps_ = 0;             ///< in a row, until now
+  SkippedSteps skipped_;
   /// The checksum of the last iteration's line in metrics.jsonl.
   std::optional<uint32_t> metrics_checksum_;
   SpikeWindow spikes_;

@@ -70,7 +70,7 @@ std::vector<StateTensor> Trainer::state(bool with_optimizer) {
 
 TrainingProgress Trainer::progress() {
   settle();
-  TrainingProgress progress = {iteration_, consumed_samples_, skipped_steps_,
+  TrainingProgress progress = {iteration_, consumed_samples_, skipped_.count(),
                                optimizer_->progress(), metrics_checksum_};
   progress.spikes = {spikes_.losses(), spikes_.grad_norms(), left_out_samples_, came_from_};
   return progress;
@@ -127,7 +127,7 @@ void Trainer::go_on_from(const CheckpointReader& checkpoint, bool weights_only) 
   optimizer_->restore(progress);
   iteration_ = manifest.iteration;
   consumed_samples_ = manifest.consumed_samples;
-  skipped_steps_ = manifest.skipped_steps;
+  skipped_.restore(manifest.skipped_steps);
   metrics_checksum_ = manifest.metrics_checksum;
   left_out_samples_ = manifest.spikes.left_out_samples;
   spikes_.restore(manifest.spikes.losses, manifest.spikes.grad_norms);

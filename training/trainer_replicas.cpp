@@ -30,13 +30,13 @@ ReplicaCheck& Trainer::state_check() {
     std::move(weights.begin(), weights.end(), std::back_inserter(tensors));
   };
   std::set<std::string> written;  // when gradients are finalized
-  if (config_.ddp.data_parallel_sharding_strategy == ShardingStrategy::optim_grads_params)
-    add(kept_weights(model_->wrappers(), parallel_state_));
-  else
-    for (const auto& chunk : model_->chunks()) {
-      add(model_state(*chunk, parallel_state_));
-      for (const auto& buffer : chunk->named_buffers()) written.insert(buffer.key());
-    }
+  const bool sharded =
+      config_.ddp.data_parallel_sharding_strategy == ShardingStrategy::optim_grads_params;
+  if (sharded) add(kept_weights(model_->wrappers(), parallel_state_));
+  for (const auto& chunk : model_->chunks()) {
+    add(sharded ? untrained_state(*chunk, parallel_state_) : model_state(*chunk, parallel_state_));
+    for (const auto& buffer : chunk->named_buffers()) written.insert(buffer.key());
+  }
   state_check_ = std::make_unique<ReplicaCheck>(std::move(tensors), parallel_state_, written);
   return *state_check_;
 }

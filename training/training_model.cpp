@@ -139,10 +139,15 @@ const PipelineExecutor& TrainingModel::executor(int64_t num_microbatches, bool f
   auto& slot = executors_[{num_microbatches, forward_only}];
   if (slot) return *slot;
   PipelineExecutorOptions options = {[this](int64_t m) { return activation_shape(m); }, deferred_};
-  if (PlannedHost::current())
+  if (PlannedHost* const host = PlannedHost::current()) {
     options.backward = [this](const PipelineTask& task, const auto& compute) {
       return backward(task, compute);
     };
+    options.weight = [host](const PipelineTask&, const auto& compute) {
+      const PlannedHost::InBackward scope(*host);
+      compute();
+    };
+  }
   slot = std::make_unique<PipelineExecutor>(
       parallel_state_, make_schedule(schedule_options(config_, num_microbatches, forward_only)),
       std::move(options));
@@ -216,9 +221,14 @@ std::vector<PipelineStage> TrainingModel::begin_run(const LossOf& loss_of) {
   return stages;
 }
 
-LossSums TrainingModel::run(int64_t num_microbatches, bool forward_only, const BatchSource& source,
+LossSums TrainingModel::run(int64_t num_microbatches, const BatchSource& source,
                             const LossOf& loss_of) {
-  const std::vector<PipelineStage> stages = begin_run(loss_of);
+  run_stages(begin_run(loss_of), num_microbatches, /*forward_only=*/false, source);
+  return {loss_sum_, tokens_};
+}
+
+void TrainingModel::run_stages(const std::vector<PipelineStage>& stages, int64_t num_microbatches,
+                               bool forward_only, const BatchSource& source) {
   source_ = &source;
   inputs_.clear();
   PlannedHost* const host = PlannedHost::current();
@@ -226,7 +236,6 @@ LossSums TrainingModel::run(int64_t num_microbatches, bool forward_only, const B
   if (tasks_) tasks_->begin(num_microbatches, forward_only);
   executor(num_microbatches, forward_only).run(stages);
   inputs_.clear();
-  return {loss_sum_, tokens_};
 }
 
 LossSums TrainingModel::run_recorded(int64_t num_microbatches, double loss_scale,
@@ -291,7 +300,7 @@ TrainingModel::LossOf TrainingModel::prepare(int64_t averaged, double loss_scale
 
 void TrainingModel::backward_locally(double loss_scale, const BatchSource& source) {
   for (const auto& wrapper : wrappers_) wrapper->set_num_microbatches(2);  // only one of them comes
-  run(1, /*forward_only=*/false, source, prepare(1, loss_scale));
+  run(1, source, prepare(1, loss_scale));
 }
 
 LossSums TrainingModel::forward_backward(int64_t num_microbatches, double loss_scale,
@@ -300,15 +309,21 @@ LossSums TrainingModel::forward_backward(int64_t num_microbatches, double loss_s
   const LossOf loss_of = prepare(num_microbatches, loss_scale);
   if (config_.train.cuda_graph == CudaGraph::microbatch)
     return run_recorded(num_microbatches, loss_scale, source, loss_of);
-  return run(num_microbatches, /*forward_only=*/false, source, loss_of);
+  return run(num_microbatches, source, loss_of);
 }
 
 LossSums TrainingModel::evaluate(int64_t num_microbatches, const BatchSource& source) {
   const at::NoGradGuard no_grad;
   std::list<EvaluationMode> evaluation;
   for (const auto& chunk : chunks_) evaluation.emplace_back(*chunk);
-  return run(num_microbatches, /*forward_only=*/true, source,
-             [](const at::Tensor& losses) { return losses; });
+  const auto stages = begin_run([](const at::Tensor& losses) { return losses; });
+  const int64_t together = kEvaluatedTogether * config_.parallel.pipeline_model_parallel_size;
+  for (int64_t first = 0, count = 0; first < num_microbatches; first += count) {
+    const int64_t left = num_microbatches - first;
+    count = left < 2 * together ? left : together;
+    run_stages(stages, count, /*forward_only=*/true, [&](int64_t m) { return source(first + m); });
+  }
+  return {loss_sum_, tokens_};
 }
 
 }  // namespace lockstep

@@ -73,8 +73,10 @@ class TrainingModel {
   /// Like forward_backward(), but without gradients and without dropout; micro-batches may have
   /// fewer sequences, and tokens whose label is kIgnoredLabel do not count. With experts or sharded
   /// parameters all ranks must run the same number of micro-batches, and with experts these must
-  /// have the same number of tokens.
+  /// have the same number of tokens. Runs kEvaluatedTogether micro-batches for each pipeline stage,
+  /// or fewer than twice as many, before it asks for the next ones; it holds the tokens of no more.
   LossSums evaluate(int64_t num_microbatches, const BatchSource& source);
+  static constexpr int64_t kEvaluatedTogether = 64;
 
   /// Begins an iteration.
   void zero_grad_buffer();
@@ -115,14 +117,17 @@ class TrainingModel {
 
  private:
   using LossOf = std::function<at::Tensor(const at::Tensor& losses)>;
-  LossSums run(int64_t num_microbatches, bool forward_only, const BatchSource& source,
-               const LossOf& loss_of);
-  /// The same with backward; all micro-batches except the last replay the recording of one.
+  /// With backward.
+  LossSums run(int64_t num_microbatches, const BatchSource& source, const LossOf& loss_of);
+  /// The same; all micro-batches except the last replay the recording of one.
   LossSums run_recorded(int64_t num_microbatches, double loss_scale, const BatchSource& source,
                         const LossOf& loss_of);
   /// The loss of micro-batches, `averaged` of which are averaged in a step.
   LossOf prepare(int64_t averaged, double loss_scale);
   std::vector<PipelineStage> begin_run(const LossOf& loss_of);
+  /// After begin_run(): adds to its sums.
+  void run_stages(const std::vector<PipelineStage>& stages, int64_t num_microbatches,
+                  bool forward_only, const BatchSource& source);
   void run_one(const BatchInput& batch);
   void record(const BatchInput& like, int64_t num_microbatches, double loss_scale);
   void note_recorded(const BatchInput& batch);

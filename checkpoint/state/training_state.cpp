@@ -76,6 +76,24 @@ void load_tensor(CheckpointReader& checkpoint, const StateTensor& target) {
   if (!direct) at::Tensor(target.values).copy_(memory);
 }
 
+/// These parameters of `model`, and its registered buffers.
+std::vector<StateTensor> values_of(const std::vector<NamedParameter>& parameters,
+                                   const torch::nn::Module& model, const ParallelState& state) {
+  std::vector<StateTensor> list;
+  const auto blocks = held_blocks(parameters, state);
+  for (const NamedParameter& param : parameters) {
+    const TensorBox& box = blocks.at(param.name);
+    add(list, {param.name, "", {box, {0, box.numel()}}, flat_view(param.name, param.tensor)},
+        param.description);
+  }
+  for (const auto& buffer : model.named_buffers()) {
+    const TensorBox box = whole_box(buffer.value().sizes().vec());
+    list.push_back(
+        {buffer.key(), "", {box, {0, box.numel()}}, flat_view(buffer.key(), buffer.value())});
+  }
+  return list;
+}
+
 std::string find_not_finite(const std::vector<StateTensor>& tensors) {
   for (const StateTensor& tensor : tensors) {
     if (!must_be_finite(tensor.state)) continue;
@@ -108,20 +126,14 @@ bool scale_adapts_itself(const Config& config) {
 }
 
 std::vector<StateTensor> model_state(const torch::nn::Module& model, const ParallelState& state) {
-  std::vector<StateTensor> list;
-  const std::vector<NamedParameter> parameters = collect_parameters(model);
-  const auto blocks = held_blocks(parameters, state);
-  for (const NamedParameter& param : parameters) {
-    const TensorBox& box = blocks.at(param.name);
-    add(list, {param.name, "", {box, {0, box.numel()}}, flat_view(param.name, param.tensor)},
-        param.description);
-  }
-  for (const auto& buffer : model.named_buffers()) {
-    const TensorBox box = whole_box(buffer.value().sizes().vec());
-    list.push_back(
-        {buffer.key(), "", {box, {0, box.numel()}}, flat_view(buffer.key(), buffer.value())});
-  }
-  return list;
+  return values_of(collect_parameters(model), model, state);
+}
+
+std::vector<StateTensor> untrained_state(const torch::nn::Module& model,
+                                         const ParallelState& state) {
+  std::vector<NamedParameter> frozen = collect_parameters(model);
+  std::erase_if(frozen, [](const NamedParameter& param) { return param.tensor.requires_grad(); });
+  return values_of(frozen, model, state);
 }
 
 std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const ParallelState& state) {

@@ -51,6 +51,11 @@ bool scale_adapts_itself(const Config& config);
 /// contiguous. CommunicationError: one that a rank of such an axis does not have.
 std::vector<StateTensor> model_state(const torch::nn::Module& model, const ParallelState& state);
 
+/// The same without the parameters that are trained: what kept_weights() leaves out. No gathered
+/// parameter is needed for it.
+std::vector<StateTensor> untrained_state(const torch::nn::Module& model,
+                                         const ParallelState& state);
+
 /// This rank's part of the optimizer's state. Collective as model_state().
 std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const ParallelState& state);
 

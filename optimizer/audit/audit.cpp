@@ -116,7 +116,7 @@ class ModelAudit {
     }
     rank.norm_elements = elements_in_norm(loop_, [&] { return grad_norm(model_.models); });
     fill_held(loop_, 0);
-    rank.zero_elements = count_zeros(model_.models).item<int64_t>();
+    rank.zero_elements = zeros_and_padding();
     for (DistributedDataParallel* const wrapper : model_.models) wrapper->zero_grad();
     return rank;
   }
@@ -159,6 +159,15 @@ class ModelAudit {
       model_.finalize(num_tokens);
     else
       finalize_model_grads(model_.models, num_tokens);
+  }
+
+  /// What the count of zeros counts, and the rows of padding that it leaves out.
+  int64_t zeros_and_padding() const {
+    const auto zeros = [&](Gaps gaps) {
+      return count_zeros(CountedRanges(model_.models, gaps, kAuditLabel));
+    };
+    const at::Tensor padding = zeros(Gaps::excluded) - zeros(Gaps::excluded_with_padding);
+    return (count_zeros(model_.models) + padding).item<int64_t>();
   }
 
   /// Whether the norm covers what this rank owns of each parameter.

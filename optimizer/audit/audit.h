@@ -55,9 +55,9 @@ struct AuditedModel {
 /// step, without forward. Steps without an audit cost nothing extra.
 ///
 /// Then all gradients are set to 1, and grad_norm() shows how many elements it counts; with
-/// gradients of 0, count_zeros() shows how many it counts. The update's factor, which removes the
-/// loss scale and clips, is measured with given numbers in place of the norm. What a loop does
-/// before `loss`, or in the update itself, is not measured.
+/// gradients of 0, count_zeros() shows how many it counts, to which rows of padding are added. The
+/// update's factor, which removes the loss scale and clips, is measured with given numbers in place
+/// of the norm. What a loop does before `loss`, or in the update itself, is not measured.
 ///
 /// Collective over all ranks, between two steps (state idle or ready), not after
 /// set_force_all_reduce(true). With ddp.check_for_large_grads the integers, up to 2^52, count as

@@ -55,7 +55,8 @@ struct AuditedParameter {
 struct AuditedRank {
   int64_t rank = 0;
   /// Elements of the whole model that the gradient norm counts, as this rank sees it, and that the
-  /// count of zeros counts if all gradients are zero. 0 if the loop has no norm.
+  /// count of zeros counts if all gradients are zero, both with rows of padding. 0 if the loop has
+  /// no norm.
   int64_t norm_elements = 0;
   int64_t zero_elements = 0;
   std::vector<AuditedParameter> parameters = {};  ///< in the order of chunks, then of names

@@ -83,16 +83,19 @@ bool skips_step(double norm, const OptimizerConfig& config) {
 }
 
 at::Tensor count_zeros(const Models& models) {
+  return count_zeros(CountedRanges(models, Gaps::excluded_with_padding, "count_zeros"));
+}
+
+at::Tensor count_zeros(const CountedRanges& counted) {
   const at::NoGradGuard no_grad;
-  const CountedRanges counted(models, Gaps::excluded, "count_zeros");
-  const c10::Device device = models.front()->parallel_state().device();
+  const c10::Device device = counted.models().front()->parallel_state().device();
   std::vector<at::Tensor> of_class;
   for (const std::vector<at::Tensor>& pieces : counted.grads("count_zeros")) {
     of_class.push_back(at::zeros({}, at::TensorOptions(device).dtype(at::kLong)));
     for (const at::Tensor& piece : pieces)
       of_class.back() += piece.numel() - at::count_nonzero(piece);
   }
-  return combine_over_model(models, of_class, ReduceOp::sum, "zeros in gradients");
+  return combine_over_model(counted.models(), of_class, ReduceOp::sum, "zeros in gradients");
 }
 
 }  // namespace lockstep

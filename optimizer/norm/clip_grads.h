@@ -48,7 +48,8 @@ double clip_grad_norm_(const std::vector<DistributedDataParallel*>& models, doub
 bool skips_step(double norm, const OptimizerConfig& config);
 
 /// Number of elements of the global model whose gradient is exactly zero (0-dim, int64, on the
-/// models' device). Elements are counted, and ranks communicate, as in grad_norm().
+/// models' device). Elements are counted, and ranks communicate, as in grad_norm(). Rows of padding
+/// (ParamDescription::unpadded_rows), whose number depends on the layout, do not count.
 at::Tensor count_zeros(const std::vector<DistributedDataParallel*>& models);
 
 }  // namespace lockstep

@@ -40,16 +40,48 @@ std::vector<bool> counted_params(const ParamAndGradBuffer& buffer, Counter& coun
   return counts;
 }
 
-/// Calls `visit` with the ranges of `buffer` whose parameters are `chosen`.
+/// The elements of this rank's piece of a parameter that come before its rows of padding. The axes
+/// that cut the rows cut them evenly.
+int64_t unpadded_numel(const NamedParameter& param, const ParallelState& state) {
+  const int64_t numel = param.tensor.numel();
+  if (!param.description.unpadded_rows || param.tensor.dim() == 0 || numel == 0) return numel;
+  const int64_t rows = param.tensor.size(0);
+  int64_t first = 0;  // row of the whole parameter, in units of `rows`
+  for (const MeshAxis axis : kCuttingAxes) {
+    const Placement placement = param.description.placement(axis);
+    const auto* const shard = std::get_if<Shard>(&placement);
+    if (shard == nullptr || (shard->dim != 0 && shard->dim != -param.tensor.dim())) continue;
+    const ProcessGroup group = state.group(group_kind_of(axis));
+    first = first * group.size() + group.rank();
+  }
+  const int64_t left = *param.description.unpadded_rows - first * rows;
+  return std::clamp<int64_t>(left, 0, rows) * (numel / rows);
+}
+
+/// Where the counted elements of each parameter end.
+std::vector<int64_t> ends_in(const ParamAndGradBuffer& buffer, Gaps gaps,
+                             const ParallelState& state) {
+  std::vector<int64_t> ends;
+  for (size_t i = 0; i < buffer.params().size(); ++i) {
+    const ParamLayout::Slot& slot = buffer.layout().slots[i];
+    ends.push_back(gaps == Gaps::excluded_with_padding
+                       ? slot.start + unpadded_numel(buffer.params()[i], state)
+                       : slot.end);
+  }
+  return ends;
+}
+
+/// Calls `visit` with the ranges of `buffer` whose parameters are `chosen`; these end at `ends`.
 template <class Visit>
-void visit_ranges(const ParamAndGradBuffer& buffer, Gaps gaps, const std::vector<bool>& chosen,
-                  Visit visit) {
+void visit_ranges(const ParamAndGradBuffer& buffer, Gaps gaps, const std::vector<int64_t>& ends,
+                  const std::vector<bool>& chosen, Visit visit) {
   ElementRange range;
   bool open = false;
   for (const ParamLayout::Bucket& bucket : buffer.layout().buckets)
     for (const int64_t index : bucket.params) {
       const auto& slot = buffer.layout().slots[static_cast<size_t>(index)];
-      const bool counted = chosen[static_cast<size_t>(index)];
+      const int64_t end = ends[static_cast<size_t>(index)];
+      const bool counted = chosen[static_cast<size_t>(index)] && end > slot.start;
       const bool extends = gaps == Gaps::included || slot.start == range.end;
       if (open && !(counted && extends)) {
         visit(range);
@@ -57,7 +89,7 @@ void visit_ranges(const ParamAndGradBuffer& buffer, Gaps gaps, const std::vector
       }
       if (!counted) continue;
       if (!open) range.start = slot.start;
-      range.end = slot.end;
+      range.end = end;
       open = true;
     }
   if (open) visit(range);
@@ -107,17 +139,19 @@ CountedRanges::CountedRanges(const std::vector<DistributedDataParallel*>& models
                              const char* caller, const std::vector<bool>& chosen)
     : models_(models) {
   check_models(models, caller);
-  Counter counter(models.front()->parallel_state());
+  const ParallelState& state = models.front()->parallel_state();
+  Counter counter(state);
   size_t first = 0;  // where the buffer's parameters begin in `chosen`
   using Places = std::pair<std::vector<Place>, std::vector<Place>>;
   std::vector<Places> classes;
   visit_buffers(models, classes, [&](const ParamAndGradBuffer& buffer, Places& places) {
     std::vector<bool> counted = counted_params(buffer, counter);
+    const std::vector<int64_t> ends = ends_in(buffer, gaps, state);
     for (auto* const list : {&places.first, &places.second}) {
       std::vector<bool> listed = counted;
       for (size_t i = 0; i < listed.size() && !chosen.empty(); ++i)
         listed[i] = listed[i] && chosen[first + i];
-      visit_ranges(buffer, gaps, listed, [&](const ElementRange& range) {
+      visit_ranges(buffer, gaps, ends, listed, [&](const ElementRange& range) {
         list->push_back({&buffer, range});
       });
       counted.flip();

@@ -13,10 +13,11 @@
 
 namespace lockstep {
 
-/// How to treat the padding between parameters, which is zero.
+/// How to treat the gaps between parameters, whose gradients are zero.
 enum class Gaps {
   included,  ///< if that saves a piece
   excluded,
+  excluded_with_padding,  ///< likewise the rows of padding (ParamDescription::unpadded_rows)
 };
 
 /// The places of the gradients that a rank holds and counts. Over the ranks, each element of the
@@ -59,6 +60,9 @@ PieceClasses held_grads(const std::vector<DistributedDataParallel*>& models, con
 
 /// grad_norm() of models whose gradients have been looked up before.
 at::Tensor grad_norm(const CountedRanges& counted, double norm_type = 2);
+
+/// The zeros in these gradients; see count_zeros() in clip_grads.h.
+at::Tensor count_zeros(const CountedRanges& counted);
 
 /// Combines the number that each rank has for each class of its gradients (0-dim, on the models'
 /// device) into one of the whole model, which has the same bits on all ranks. Instead of one number

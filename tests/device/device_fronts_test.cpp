@@ -171,6 +171,41 @@ TEST_F(DeviceFronts, TokensThatTheHostCountedDivideGradientsOf16Bits) {
   EXPECT_TRUE(at::equal(found, expected));
 }
 
+TEST_F(DeviceFronts, GradientsOnSeveralDevicesAreDividedByTheirTokens) {
+  const ParallelState state = ParallelState::single_process(lagging_device(0));
+  const at::Tensor there = at::ones({3}, state.device()).requires_grad_(true);
+  const at::Tensor here = at::ones({3}).requires_grad_(true);
+  GradientSynchronizer sync(
+      {{there, here}}, 1, 1,
+      {.reduction = GradientReduction::per_token, .token_group = state.world()});
+  sync.bind();
+  for (const at::Tensor& param : {there, here}) (param * 6).sum().backward();
+  sync.wait(at::full({}, 4, state.device()));
+  for (const at::Tensor& param : {there, here})
+    EXPECT_TRUE(at::equal(param.grad().cpu(), at::full({3}, 1.5f)));
+}
+
+TEST_F(DeviceFronts, AParameterOnAnotherDeviceThanTheJobsIsNamed) {
+  const auto errors = errors_of_ranks(2, [](const ParallelState& state) {
+    const SmallNet net(1, at::kDouble, state.rank() == 1 ? lagging_device(0) : c10::kCPU);
+    DistributedDataParallel(net, state);
+  });
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("parameter 'weight0' is on"), std::string::npos) << error;
+    EXPECT_NE(error.find("allowed: cpu, the device of the job"), std::string::npos) << error;
+  }
+}
+
+TEST_F(DeviceFronts, RanksOfAReducerWithParametersOnDifferentDevicesAllThrow) {
+  const auto errors = errors_of_ranks(2, [](const ParallelState& state) {
+    const SmallNet net(1, at::kDouble, state.rank() == 1 ? lagging_device(0) : c10::kCPU);
+    Reducer(net, state);
+  });
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find("parameter 'weight0' is [4, 3] Double, trained"), std::string::npos)
+        << error;
+}
+
 TEST_F(DeviceFronts, SeveralTensorsOfACallAreOneLaunchThatIsWaitedFor) {
   for (uint64_t seed = 1; seed <= 5; ++seed) {
     DeviceRankOptions options;

@@ -45,7 +45,7 @@ class DeviceSample : public ::testing::Test {
       trainer->run(callbacks);
       const auto held = static_cast<double>(device_bytes(device.index()).live);
       reset_peak_bytes(device.index());
-      result.first = sample_text(std::move(trainer), checkpoints.path(), device);
+      result.first = SampleText(config).write(std::move(trainer), checkpoints.path(), device);
       result.second = static_cast<double>(device_bytes(device.index()).peak) / held;
     });
     return result;

@@ -5,7 +5,7 @@ import re
 import unittest
 
 from installed import InstalledProjects
-from support import SOURCE, TORCHRUN
+from support import SOURCE, TORCHRUN, launch
 
 HEADERS_PROJECT = """
 cmake_minimum_required(VERSION 3.25)
@@ -42,6 +42,9 @@ class Install(InstalledProjects):
             self.assertEqual(len(losses), 7)
             for one, other in zip(trained[0], losses):
                 self.assertAlmostEqual(one, other, delta=1e-3)
+        refused = launch(3, build / "tensor_parallel_model", 1)
+        self.assertNotEqual(refused.returncode, 0)
+        self.assertIn("data-parallel ranks: allowed: 1, 2, 4, 8", refused.stderr.decode())
 
     def test_an_update_rule_of_ones_own_learns_alike_on_one_and_two_ranks(self):
         build = self.build(SOURCE / "examples/update_rule", self.install())

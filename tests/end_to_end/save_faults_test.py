@@ -203,6 +203,31 @@ class SaveFaults(EndToEnd):
         self.save(folder, "7:1", keep=1)
         self.check_clean(folder, "step_7")
 
+    def train(self, output, **environment):
+        result = run(LOCKSTEP, "train", self.config, "--output", output, "--set",
+                     "train.train_iters=2", "--set", "checkpoint.save_interval=1", **environment)
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        self.assertEqual(self.newest(output / "checkpoint")[0], 2)
+        return result.stderr.decode()
+
+    def test_metrics_are_on_disk_before_their_checkpoint(self):
+        log, output = self.folder / "calls", self.folder / "run"
+        self.train(output, **faults(count=log))
+        last, saved = "", 0
+        for line in log.read_text().splitlines():
+            operation, _, path = line.partition(" ")
+            if path == f"{output}/metrics.jsonl" and operation in ("write", "fsync"):
+                last = operation
+            elif operation == "rename" and ".partial -> " in path and "/step_" in path:
+                self.assertEqual(last, "fsync", line)
+                saved += 1
+        self.assertGreaterEqual(saved, 2)
+
+    def test_metrics_that_cannot_be_synchronized_keep_no_checkpoint_back(self):
+        output = self.folder / "run"
+        told = self.train(output, **faults("fsync:EIO:1+:metrics.jsonl"))
+        self.assertIn(f"'{output}/metrics.jsonl' cannot be written: Input/output error\n", told)
+
     def export(self, folder, weights, config, expect=0, **environment):
         result = run(WRITER, "export", folder, weights, config, **environment)
         if expect is not None:

@@ -74,6 +74,23 @@ class Spikes(EndToEnd):
                 self.assertLess(abs(line["lm_loss"] - loss), 1e-4 * loss)
             self.assertFalse(any(line["skipped"] for line in lines))
 
+    def test_a_run_that_goes_back_to_another_runs_checkpoint_keeps_its_metrics(self):
+        resumed = (f"checkpoint.load={self.folder / 'base/checkpoint'}", "optimizer.lr=0")
+        plain = self.train("wild", "plain", *resumed, "train.train_iters=80")
+        self.assertEqual(plain.returncode, 0, plain.stderr.decode())
+        batches = [line["lm_loss"] for line in self.lines("plain")]
+        first = next(i for i in range(6, 39) if batches[i] > 5 * min(batches))
+        result = self.train("wild", "back", *resumed, "train.on_spike=rewind",
+                            "checkpoint.save_interval=1000", f"train.train_iters={40 + first + 2}")
+        error = result.stderr.decode()
+        self.assertIn(result.returncode, (0, 4), error)  # 4: there is a spike again
+        self.assertIn(f"a spike: back to {self.folder / 'base/checkpoint/step_40'}, ", error)
+        self.assertEqual(list((self.folder / "back").glob("metrics.previous*")), [])
+        lines = self.lines("back")
+        self.assertEqual([line["iteration"] for line in lines],
+                         list(range(41, 41 + len(lines))))
+        self.assertLess(abs(lines[0]["lm_loss"] - batches[first + 1]), 1e-4 * batches[first + 1])
+
     def test_it_needs_checkpoints(self):
         self.assert_failed(self.train("wild", "none", "train.on_spike=rewind"), 2,
                            "train.on_spike = rewind: found checkpoint.save_interval that is unset")

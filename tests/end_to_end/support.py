@@ -111,6 +111,15 @@ def metrics(folder):
     return ([l for l in lines if "lm_loss" in l], [l for l in lines if "validation_loss" in l])
 
 
+def byte_tokenizer(folder):
+    """Writes a tokenizer.json whose 256 ids are bytes, and returns its name for data.tokenizer."""
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps({"model": {
+        "type": "BPE", "byte_fallback": True, "merges": [],
+        "vocab": {f"<0x{byte:02X}>": byte for byte in range(256)}}}))
+    return f"hf:{path}"
+
+
 def end(process):
     process.kill()
     process.wait()

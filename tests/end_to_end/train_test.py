@@ -9,8 +9,8 @@ import time
 import unittest
 
 from faults import calls, faults
-from support import (BATCH_OF_3, LOCKSTEP, EndToEnd, Ranks, clean_environment, end, launch, metrics,
-                     run, torchrun)
+from support import (BATCH_OF_3, LOCKSTEP, EndToEnd, Ranks, byte_tokenizer, clean_environment, end,
+                     launch, metrics, run, torchrun)
 
 
 class Train(EndToEnd):
@@ -108,6 +108,28 @@ class Train(EndToEnd):
         self.assertEqual(self.sample("train.precision=fp64"), 0)
         self.assertEqual(self.sample("ddp.use_distributed_optimizer=true",
                                      "ddp.overlap_param_gather=true", ranks=2), 0)
+
+    def test_the_sample_ends_with_its_document(self):
+        lines = self.folder / "short.jsonl"
+        lines.write_text("".join(json.dumps({"text": str(i % 7)}) + "\n" for i in range(6000)))
+        build = run(LOCKSTEP, "data", "build", "--input", lines, "--tokenizer", "byte",
+                    "--append-eod", "--output", self.folder / "short")
+        self.assertEqual(build.returncode, 0, build.stderr)
+        self.sample(f"data.path={self.folder / 'short'}", "model.vocab_size=257")
+        _, result = self.train(1, "--set", f"data.path={self.folder / 'short'}", "--set",
+                               "model.vocab_size=257", "--set", "train.sample_tokens=30")
+        self.assertLess(len(result.stdout), 20)
+
+    def test_a_sample_that_cannot_be_written_is_refused_before_the_first_iteration(self):
+        for tokenizer, status, part in (
+                ("hf:/nowhere/tokenizer.json", 1, "/nowhere/tokenizer.json"),
+                (byte_tokenizer(self.folder), 2, "train.sample_prompt: found the id 122 with data.")):
+            output = self.folder / "run"
+            result = run(LOCKSTEP, "train", self.config, "--output", output, "--set", "data.mock=true",
+                         "--set", "model.vocab_size=100", "--set", "train.sample_tokens=3", "--set",
+                         "train.sample_prompt=Oz", "--set", f"data.tokenizer={tokenizer}")
+            self.assert_failed(result, status, part)
+            self.assertFalse((output / "metrics.jsonl").exists())
 
     def test_generate_continues_from_the_saved_weights(self):
         output, _ = self.train(1)
@@ -223,6 +245,22 @@ class Train(EndToEnd):
                 self.assertIn(f"{sent[0].name}: stopped", error)
             self.assertEqual(validations[-1]["iteration"], len(iterations))
             self.assertTrue((output / "checkpoint" / f"step_{len(iterations)}").is_dir())
+
+    def test_a_signal_ends_the_sample(self):
+        for sent in (signal.SIGTERM, signal.SIGINT):
+            output = self.folder / sent.name
+            process = self.start_endless("--output", output, "--set", "train.train_iters=1",
+                                         "--set", "train.sample_tokens=1000000000")
+            deadline = time.monotonic() + 60
+            while process.poll() is None:
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.1)
+                if (output / "loss.svg").exists():  # written when everything is saved
+                    process.send_signal(sent)
+            error = process.communicate()[1].decode()
+            self.assertEqual(process.returncode, 3, error)
+            self.assertIn("stopped by a signal after the end of the training\n", error)
+            self.assertTrue((output / "checkpoint" / "step_1").is_dir())
 
     def test_a_stopped_run_that_saves_nowhere_says_so(self):
         process = self.start_endless("--set", "train.log_interval=1")

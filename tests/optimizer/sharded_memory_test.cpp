@@ -113,6 +113,29 @@ TEST(ShardedMemory, OtherThreadsAreToldWhatToDo) {
   });
 }
 
+TEST(ShardedMemory, WhatWasNotGatheredBeforeTheWrapperIsDestroyedSaysSo) {
+  run_ranks(2, [](const ParallelState& state) {
+    const UnitNet plain(/*tied=*/false);
+    const auto head_after = [&](ShardingStrategy strategy, auto change) {
+      const UnitNet net(/*tied=*/false);
+      {
+        DistributedDataParallel ddp(net, state, ShardedRun{.strategy = strategy}.ddp());
+        change(ddp);
+      }
+      return net.head->weight;
+    };
+    using Ddp = DistributedDataParallel;
+    EXPECT_TRUE(
+        at::equal(head_after(ShardingStrategy::optim_grads_params, [](Ddp& ddp) { ddp.unshard(); }),
+                  plain.head->weight));
+    for (const at::Tensor& lost :
+         {head_after(ShardingStrategy::optim_grads_params, [](Ddp&) {}),
+          head_after(ShardingStrategy::optim, [](Ddp& ddp) { ddp.note_params_changed(); })})
+      EXPECT_TRUE(throws_with<c10::Error>(
+          [&] { (void)lost.sum(); }, "had not gathered when it was destroyed: call unshard()"));
+  });
+}
+
 TEST(ShardedMemory, ACallThatNeedsWholeGradientsIsRefused) {
   run_ranks(2, [](const ParallelState& state) {
     for (const ShardingStrategy strategy : kLending) {

@@ -1,7 +1,9 @@
 #include "lockstep/training/generate.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <set>
 
@@ -13,6 +15,7 @@
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
+#include "lockstep/training/sample_text.h"
 #include "lockstep/training/score.h"
 
 namespace lockstep {
@@ -83,6 +86,63 @@ TEST(GenerateBatch, EndsAPromptOfWhichTheListenerHasEnough) {
   EXPECT_EQ(heard, (std::vector<int>{12, 5}));
   EXPECT_EQ(ended[0], whole[0]);
   EXPECT_EQ(ended[1], std::vector<int64_t>(whole[1].begin(), whole[1].begin() + 5));
+}
+
+TEST(GenerateBatch, EndsATextBeforeAnId) {
+  const GPTModel model = model_of(kGrouped);
+  const std::vector<std::vector<int64_t>> prompts = {{1, 2, 3}, {4}, {9, 8}};
+  GenerateOptions options{.max_tokens = 12};
+  auto expected = generate_batch(model, prompts, options);
+  options.ends = {expected[0][3], expected[1][7]};
+  for (auto& tokens : expected)
+    tokens.erase(std::find_if(tokens.begin(), tokens.end(),
+                              [&](int64_t token) { return options.ends.contains(token); }),
+                 tokens.end());
+  std::vector<std::vector<int64_t>> heard(3);
+  const auto found = generate_batch(model, prompts, options, [&](size_t prompt, int64_t token) {
+    heard[prompt].push_back(token);
+    return true;
+  });
+  EXPECT_EQ(found, expected);
+  EXPECT_EQ(heard, expected);
+  EXPECT_LE(found[0].size(), 3U);
+}
+
+TEST(GenerateBatch, RefusesIdsOutsideTheModelsVocabulary) {
+  const GPTModel model = model_of(kGrouped);
+  for (const int64_t id : {-1, 50})
+    EXPECT_TRUE(throws_with<ConfigError>(
+        [&] {
+          generate(model, {1, id}, {});
+        },
+        "--prompt: found the id " + std::to_string(id) + ", allowed: 0 to 49 (model.vocab_size"));
+}
+
+TEST(SampleText, IsKnownToBePossibleBeforeTheRun) {
+  const testing::TemporaryFolder folder;
+  const auto refuses = [](const std::vector<std::string>& fields) {
+    return [fields] { SampleText(parse_config("", "test", fields)); };
+  };
+  EXPECT_TRUE(throws_with<ConfigError>(
+      refuses({"model.vocab_size=100", "train.sample_prompt=Oz"}),
+      "train.sample_prompt: found the id 122 with data.tokenizer = byte, allowed: 0 to 99"));
+  EXPECT_TRUE(throws_with<FileError>(refuses({"data.tokenizer=hf:/nowhere/tokenizer.json"}),
+                                     "/nowhere/tokenizer.json"));
+  std::string vocabulary;
+  for (int byte = 0; byte < 256; ++byte)
+    vocabulary += fmt::format("{}\"<0x{:02X}>\": {}", byte > 0 ? ", " : "", byte, byte);
+  const std::string without_lines =
+      "hf:" + folder.write("tokenizer.json",
+                           R"({"model": {"type": "BPE", "byte_fallback": true, "merges": [], )"
+                           R"("vocab": {)" +
+                               vocabulary +
+                               R"(}}, "normalizer": {"type": "Replace", )"
+                               R"("pattern": {"String": "\n"}, "content": ""}})");
+  EXPECT_TRUE(throws_with<ConfigError>(
+      refuses({"data.tokenizer=" + without_lines}),
+      "train.sample_prompt: found no token with data.tokenizer = " + without_lines));
+  SampleText(
+      parse_config("", "test", {"data.tokenizer=" + without_lines, "train.sample_prompt=a"}));
 }
 
 TEST(GenerateBatch, DrawsNoIdBeyondTheVocabularyAskedFor) {

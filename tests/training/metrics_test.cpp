@@ -215,6 +215,39 @@ TEST(MetricsFile, ARunKnowsItsLinesByThatOfItsCheckpoint) {
   EXPECT_EQ(folder.read("metrics.jsonl"), "next\n");
 }
 
+/// A run that began with another run's checkpoint, after iteration 2.
+TEST(MetricsFile, ARunThatGoesBackKnowsItsOwnLines) {
+  const testing::TemporaryFolder folder;
+  const auto line = [](int64_t iteration, double ms) {
+    return to_json(IterationMetrics{.iteration = iteration, .iteration_ms = ms});
+  };
+  const MetricsResume resume = {.iteration = 2, .checksum = checksum_of_line(line(2, 1))};
+  MetricsFile file(folder.path(), resume);
+  EXPECT_EQ(file.note(), "");
+  for (const int64_t iteration : {3, 4, 5}) file.write(line(iteration, 1));
+  file.go_back(4);
+  file.write(line(5, 2));
+  EXPECT_EQ(folder.read("metrics.jsonl"),
+            line(3, 1) + "\n" + line(4, 1) + "\n" + line(5, 2) + "\n");
+  file.go_back(2);
+  EXPECT_EQ(folder.read("metrics.jsonl"), "");
+  file.write(line(3, 3));
+  file.sync();
+  EXPECT_EQ(folder.read("metrics.jsonl"), line(3, 3) + "\n");
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "metrics.previous.jsonl"));
+  std::filesystem::remove(folder.path() / "metrics.jsonl");
+  file.go_back(2);
+  file.write(line(3, 4));
+  EXPECT_EQ(folder.read("metrics.jsonl"), line(3, 4) + "\n");
+  // A later start cannot know them, and loses none.
+  const std::string note = MetricsFile(folder.path(), resume).note();
+  EXPECT_TRUE(
+      note.ends_with("metrics.jsonl' was of an earlier start from iteration 2, which is in '" +
+                     folder.path().string() + "/metrics.previous.jsonl'"))
+      << note;
+  EXPECT_EQ(folder.read("metrics.previous.jsonl"), line(3, 4) + "\n");
+}
+
 TEST(MetricsFile, AResumedRunAppendsAfterItsCheckpoint) {
   const testing::TemporaryFolder folder;
   const std::string one = to_json(IterationMetrics{.iteration = 1}) + "\n";
@@ -243,6 +276,20 @@ TEST(Progress, LineAndDurations) {
   overflow.grad_norm = -std::numeric_limits<double>::quiet_NaN();
   EXPECT_NE(progress_line(overflow, {600, 0, 0}).find("| loss inf | grad norm nan |"),
             std::string::npos);
+  const auto told_of_skip = [](double norm, Spike spike) {
+    IterationMetrics skipped = example();
+    skipped.skipped = true;
+    skipped.grad_norm = norm;
+    skipped.spike = spike;
+    const std::string line = progress_line(skipped, {600, 0, 0});
+    return line.substr(line.find("left | ") + 7);
+  };
+  EXPECT_EQ(told_of_skip(std::numeric_limits<double>::infinity(), Spike::none),
+            "SKIPPED: the gradient is not finite");
+  EXPECT_EQ(told_of_skip(15, Spike::none),
+            "SKIPPED: the gradient norm is above optimizer.grad_norm_skip_threshold");
+  EXPECT_EQ(told_of_skip(15, Spike::loss), "SKIPPED: the loss is a spike");
+  EXPECT_EQ(told_of_skip(15, Spike::grad_norm), "SKIPPED: the gradient norm is a spike");
   EXPECT_EQ(format_duration(3725), "1:02:05");
   EXPECT_EQ(format_duration(59.6), "1:00");
 }

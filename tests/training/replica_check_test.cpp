@@ -23,6 +23,7 @@ using testing::with;
 
 const Fields kEach = {"train.replica_check_interval=1"};
 const Fields kShards = {"ddp.use_distributed_optimizer=true"};
+const Fields kParams = with(kShards, {"ddp.data_parallel_sharding_strategy=optim_grads_params"});
 const Fields kExperts = {
     "model.num_experts=4", "model.moe_router_topk=2", "model.moe_router_enable_expert_bias=true",
     "model.moe_router_score_function=\"sigmoid\"", "model.moe_router_load_balancing_type=\"none\""};
@@ -82,7 +83,7 @@ TEST_F(ReplicaCheckTest, SaysNothingWhereNothingHasHappened) {
       {3, {"train.global_batch_size=6"}, {}},
       {2, kShards, {}},
       {2, with(kShards, {"ddp.data_parallel_sharding_strategy=optim_grads"}), {}},
-      {2, with(kShards, {"ddp.data_parallel_sharding_strategy=optim_grads_params"}), {}},
+      {2, kParams, {}},
       {2, {"train.precision=bf16"}, {}},
       {2, with(kShards, {"train.precision=bf16", "ddp.overlap_param_gather=true"}), {}},
       {4, kShards, {"num_distributed_optimizer_instances=2"}},
@@ -92,11 +93,10 @@ TEST_F(ReplicaCheckTest, SaysNothingWhereNothingHasHappened) {
       {4, kShards, {"context_parallel_size=2"}},
       {4, kExperts, {"expert_model_parallel_size=2"}},
       {4, with(kShards, kExperts), {"expert_model_parallel_size=2"}},
-      {4,
-       with(with(kShards, kExperts), {"ddp.data_parallel_sharding_strategy=optim_grads_params"}),
-       {"expert_model_parallel_size=2"}},
+      {4, with(kParams, kExperts), {"expert_model_parallel_size=2"}},
       {4, {"optimizer.optimizer=muon"}, tensor},
-      {2, {"lora.rank=2"}, {}}};
+      {2, {"lora.rank=2"}, {}},
+      {2, with(kParams, {"lora.rank=2"}), {}}};
   expect_same_curves(runs, kEach);
 }
 
@@ -148,8 +148,7 @@ TEST_F(ReplicaCheckTest, ValuesWithoutACopyAreComparedWithThemselves) {
 
 /// Applies to shards of parameters too, of which no rank has a copy.
 TEST_F(ReplicaCheckTest, ShardsOfParametersAreComparedWithThemselves) {
-  const Config of_run = config(
-      with(with(kShards, kEach), {"ddp.data_parallel_sharding_strategy=optim_grads_params"}), {});
+  const Config of_run = config(with(kParams, kEach), {});
   std::atomic<int> named = 0;
   const auto disturb = [&](Trainer& trainer, const ParallelState& state, int64_t iteration) {
     if (iteration != 3 || state.rank() != 1) return;
@@ -166,6 +165,28 @@ TEST_F(ReplicaCheckTest, ShardsOfParametersAreComparedWithThemselves) {
     ++named;
   }
   EXPECT_EQ(named, 2);
+}
+
+/// Beside sharded parameters each rank has a copy of frozen weights and of registered buffers.
+TEST_F(ReplicaCheckTest, WhatIsNotTrainedIsComparedBesideShards) {
+  const auto expect_found = [&](const Fields& model, const std::string& name) {
+    const auto disturb = [&](Trainer& trainer, const ParallelState& state, int64_t iteration) {
+      if (iteration != 3 || state.rank() != 1) return;
+      const at::NoGradGuard no_grad;
+      auto values = trainer.model().named_parameters();
+      for (const auto& buffer : trainer.model().named_buffers())
+        values.insert(buffer.key(), buffer.value());
+      values[name].view({-1})[0].add_(0.5);
+    };
+    const Config of_run = three_ranks(with(with(kParams, kEach), model));
+    for (const std::string& error : errors(of_run, 3, disturb))
+      EXPECT_NE(error.find("iteration 3, before its update: copies of '" + name +
+                           "' differ: rank 1 differs from ranks 0, 2"),
+                std::string::npos)
+          << error;
+  };
+  expect_found({"lora.rank=2"}, "decoder.layers.1.mlp.linear_fc1.weight");
+  expect_found(kExperts, "decoder.layers.1.mlp.router.expert_bias");
 }
 
 /// Loading weights into a run does not count as flipped bits.

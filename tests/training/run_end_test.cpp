@@ -1,5 +1,6 @@
 #include "lockstep/training/run_end.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -18,6 +19,7 @@
 #include "lockstep/tests/support/synthetic_text.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/training/run_checkpoints.h"
+#include "lockstep/training/skipped_steps.h"
 #include "lockstep/training/trainer.h"
 
 namespace lockstep {
@@ -164,6 +166,53 @@ TEST_F(RunEndTest, SkippedStepsCountInARowAndOverResumes) {
   run("20", RunEnd::diverged);
   EXPECT_EQ(complete_checkpoints(into),
             (Names{into + "/step_10", into + "/step_7", into + "/step_6"}));
+}
+
+TEST(SkippedSteps, AreToldWithTheReasonsThatAreKnown) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  const auto step = [](bool skipped, double norm, Spike spike = Spike::none) {
+    return IterationMetrics{.lm_loss = 1, .grad_norm = norm, .skipped = skipped, .spike = spike};
+  };
+  const std::string above =
+      "whose gradient norms are above optimizer.grad_norm_skip_threshold = 0.5 (the last: 2.25)";
+  SkippedSteps steps;
+  EXPECT_FALSE(steps.are_only_above_threshold());
+  steps.note(step(true, 3));
+  steps.note(step(true, 2.25));
+  EXPECT_EQ(steps.count(), 2);
+  EXPECT_TRUE(steps.are_only_above_threshold());
+  EXPECT_EQ(steps.reasons(0.5), above);
+  steps.note(step(true, kNan));
+  EXPECT_FALSE(steps.are_only_above_threshold());
+  EXPECT_EQ(steps.reasons(0.5), "whose gradients are not finite or " + above);
+  steps.note(step(false, 1));
+  EXPECT_EQ(steps.count(), 0);
+  steps.note(step(true, 9, Spike::loss));
+  EXPECT_FALSE(steps.are_only_above_threshold());
+  EXPECT_EQ(steps.reasons(0.5), "which are spikes");
+  steps.restore(4);
+  steps.note(step(true, 2.25));
+  EXPECT_EQ(steps.count(), 5);
+  EXPECT_FALSE(steps.are_only_above_threshold()) << "nothing is known of four of them";
+  EXPECT_EQ(steps.reasons(0.5), above);
+}
+
+TEST_F(RunEndTest, AThresholdThatSkipsEveryStepIsNamed) {
+  Trainer trainer(config({"train.max_skipped_steps=3", "train.eval_iters=0",
+                          "optimizer.grad_norm_skip_threshold=0.001", "optimizer.loss_scale=1024"}),
+                  ParallelState::single_process());
+  TrainCallbacks callbacks;
+  double norm = 0;
+  callbacks.iteration = [&](const IterationMetrics& metrics) { norm = metrics.grad_norm; };
+  EXPECT_EQ(trainer.run(callbacks), RunEnd::diverged);
+  EXPECT_EQ(trainer.divergence(),
+            fmt::format("iterations 1 to 3: found 3 skipped steps in a row, whose gradient norms "
+                        "are above optimizer.grad_norm_skip_threshold = 0.001 (the last: {:g}), "
+                        "allowed: fewer than train.max_skipped_steps = 3",
+                        norm));
+  EXPECT_GT(norm, 0.001);
+  EXPECT_EQ(trainer.last_good_iteration(), 3) << "no step has changed the weights";
+  EXPECT_FALSE(trainer.loss_scale_is_in_doubt());
 }
 
 TEST_F(RunEndTest, ACheckpointOfAnotherRunIsNotNamed) {

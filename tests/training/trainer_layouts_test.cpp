@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+
 #include "lockstep/core/error.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -75,6 +77,9 @@ TEST_F(TrainerLayoutsTest, UnevenStagesAndOtherSchedules) {
   const Outcome expected = train({}, deep);
   for (const auto& [layout, more] : std::vector<std::pair<TrainerLayout, Overrides>>{
            {{.pp = 4, .vpp = 2}, {"parallel.pipeline_model_parallel_layout=E|t*3|t|t|t|t||tL"}},
+           {{.pp = 2, .vpp = 2},
+            {"parallel.pipeline_model_parallel_layout=Et*4|t*3||tL", "ddp.align_param_gather=true",
+             "ddp.overlap_param_gather=true", "ddp.use_distributed_optimizer=true"}},
            {{.pp = 3}, {"parallel.num_layers_in_first_pipeline_stage=2"}},
            {{.tp = 2, .pp = 3, .vpp = 1}, {"parallel.num_layers_in_last_pipeline_stage=0"}},
            {{.pp = 3}, {"parallel.account_for_loss_in_pipeline_split=true"}},
@@ -103,6 +108,27 @@ TEST_F(TrainerLayoutsTest, UnevenStagesAndOtherSchedules) {
     else
       expect_close(train(layout, joined(deep, more)), expected, 1e-12, layout.tp);
   }
+}
+
+/// 257 tokens are 258 rows on two ranks of tp.
+TEST_F(TrainerLayoutsTest, PaddingOfTheVocabularyIsNotAmongTheZerosOfTheGradient) {
+  const auto zeros = [&](const TrainerLayout& layout) {
+    const Config counting = config(
+        joined(layout.overrides(), joined(kUntied, {"optimizer.log_num_zeros_in_grad=true"})));
+    testing::RankThreadOptions options;
+    options.sizes.tensor = layout.tp;
+    std::atomic<int64_t> found = 0;
+    run_ranks(
+        layout.ranks(),
+        [&](const ParallelState& state) {
+          found = Trainer(counting, state).train_step().num_zeros_in_grad.value_or(-1);
+        },
+        options);
+    return found.load();
+  };
+  const int64_t expected = zeros({});
+  EXPECT_GT(expected, 0) << "there are ids that no sample has";
+  EXPECT_EQ(zeros({.tp = 2}), expected);
 }
 
 TEST_F(TrainerLayoutsTest, ValidationTakesAllThereIsWhereMoreIsAskedFor) {

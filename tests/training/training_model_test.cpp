@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include <ATen/ATen.h>
@@ -109,6 +110,51 @@ TEST(TrainingModel, TokensWithoutALabelCountForNothing) {
       EXPECT_TRUE(
           at::allclose(param.tensor.grad(), parameter(alone, param.name).grad(), 1e-12, 1e-14))
           << param.name;
+  }
+}
+
+/// The losses are added in order, with the bits of micro-batches that run alone.
+TEST(TrainingModel, AValidationHoldsTheTokensOfFewMicrobatches) {
+  using Weak = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
+  constexpr int64_t kTogether = TrainingModel::kEvaluatedTogether;
+  const std::vector<std::string> deep = {"model.num_layers=2", "model.init_method_std=0.5"};
+  const auto ids = [](int64_t microbatch) {
+    return (at::arange(kTokens) * microbatch % 7 % 2).unsqueeze(0);
+  };
+  TrainingModel alone(one_layer(1, true, deep), ParallelState::single_process());
+  for (const int64_t stages : {1, 2}) {
+    const int64_t count = stages * (3 * kTogether + 3);
+    double expected = 0;
+    for (int64_t m = 0; m < count; ++m) {
+      const auto of_one = [&](int64_t) { return GPTInput{.tokens = ids(m), .labels = ids(m)}; };
+      expected += alone.evaluate(1, of_one).loss.item<double>();
+    }
+    std::vector<std::string> cut = deep;
+    cut.push_back("parallel.pipeline_model_parallel_size=" + std::to_string(stages));
+    const Config config = one_layer(1, true, cut);
+    testing::RankThreadOptions options;
+    options.sizes.pipeline = stages;
+    run_ranks(
+        stages,
+        [&](const ParallelState& state) {
+          TrainingModel model(config, state);
+          std::vector<Weak> made;
+          int64_t most = 0;  // of those that are there at a time
+          const LossSums sums = model.evaluate(count, [&](int64_t m) {
+            EXPECT_EQ(m, static_cast<int64_t>(made.size()));
+            const at::Tensor tokens = ids(m);
+            made.emplace_back(tokens.getIntrusivePtr());
+            const auto is_there = [](const Weak& one) { return !one.expired(); };
+            most = std::max<int64_t>(most, std::count_if(made.begin(), made.end(), is_there));
+            return GPTInput{.tokens = tokens, .labels = tokens};
+          });
+          EXPECT_EQ(static_cast<int64_t>(made.size()), count);
+          EXPECT_LT(most, stages * 2 * kTogether);
+          if (state.rank() + 1 < stages) return;
+          EXPECT_EQ(sums.loss.item<double>(), expected);
+          EXPECT_EQ(sums.tokens, static_cast<double>(count * kTokens));
+        },
+        options);
   }
 }
 

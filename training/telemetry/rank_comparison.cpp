@@ -8,7 +8,7 @@ namespace {
 
 double own_work(const StepTimes& times) { return times.total() - times[StepPart::communication]; }
 
-double median(std::vector<double> values) {
+double lower_median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<int64_t>((values.size() - 1) / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
@@ -28,7 +28,7 @@ SlowestRank slowest_rank(const std::vector<StepTimes>& of_ranks) {
     if (part == StepPart::communication) continue;
     std::vector<double> values;
     for (const StepTimes& times : of_ranks) values.push_back(times[part]);
-    const double behind = (*slowest)[part] - median(std::move(values));
+    const double behind = (*slowest)[part] - lower_median(std::move(values));
     if (!first && behind <= result.behind_ms) continue;
     result.part = part;
     result.behind_ms = behind;
