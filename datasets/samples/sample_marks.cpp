@@ -58,21 +58,20 @@ const char* field_of_marks(const DataConfig& config) {
 /// A note on the first data set whose documents do not end with the tokenizer's end of a document.
 std::string note_on_ends(const DataConfig& config, const Tokenizer& tokenizer) {
   const int64_t end = tokenizer.end_of_document();
-  std::string note;
   for (const auto* const paths : {&config.path, &config.valid_path, &config.test_path})
     for (const std::string& path : *paths) {
       if (!is_dataset_prefix(path)) continue;
       const FirstDocuments found = look_at_documents(IndexedDataset(path), end);
       if (found.count == 0 || found.ended > 0) continue;
-      if (!note.empty()) continue;
-      note = fmt::format(
+      std::string note = fmt::format(
           "{}: of the first {} of '{}' none ends with {}, the end of a document of {} "
           "(data.tokenizer)",
           field_of_marks(config), counted(found.count, "document"), path, end, config.tokenizer);
       if (found.largest_id >= tokenizer.vocabulary_size())
         note += fmt::format("; they have the id {}, which that tokenizer lacks", found.largest_id);
+      return note;
     }
-  return note;
+  return "";
 }
 
 }  // namespace
