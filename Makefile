@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all run-tests mutants program build configure wheel deb image-test plain bench bench-peers bench-experts fuzzers fuzz faults soak docs format format-check lint clean setup
+.PHONY: help train test test-all run-tests sanitized mutants program build configure wheel deb image-test plain bench bench-peers bench-experts fuzzers fuzz faults soak docs format format-check lint clean setup
 
 comma := ,
 LOCKSTEP_CUDA ?= AUTO
@@ -79,6 +79,11 @@ run-tests: configure
 	@ninja -C $(BUILD) test_programs
 	@scripts/setup text packaging
 	@cd $(BUILD) && ctest -j$$(($$(nproc) + 1)) --output-on-failure --no-tests=error $(chosen_tests)
+
+# Only clang's runtimes can be loaded before a program of another compiler.
+sanitized: build ## Run the tests with libraries that a sanitizer watches (SANITIZER=address|thread), for hours
+	@scripts/setup fuzz
+	@.venv/bin/python tests/sanitizers/run.py $(or $(SANITIZER),address) --build $(BUILD)
 
 mutants: build ## Seed bugs, one at a time: the fast tests must see 95 % of them
 	@.venv/bin/python tests/mutants/run.py --build $(BUILD)

@@ -56,7 +56,7 @@ const std::vector<FlagsAlike>& flags_alike() {
        {"--no-create-attention-mask-in-dataloader"}},
       {unneeded, one, "a thread prepares data.prefetch micro-batches ahead", {"--num-workers"}},
       {unneeded, one, "no setting", {"--num-dataset-builder-threads"}},
-      {unneeded, none, "files are mapped", {"--no-mmap-bin-files"}},
+      {unneeded, none, "the .bin is read, not mapped", {"--no-mmap-bin-files"}},
       {unneeded, one, "NCCL on GPUs, Gloo on the CPU", {"--distributed-backend"}},
       {unneeded, one, "the launcher sets it", {"--local-rank"}},
       {unneeded, none, "no setting", {"--lazy-mpu-init", "--disable-gloo-process-groups"}},
