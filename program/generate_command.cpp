@@ -175,7 +175,8 @@ void run_as_rank(const GenerateArguments& arguments, const std::vector<std::stri
 void run(const GenerateArguments& arguments) {
   const StopStrings stop(arguments.stop);
   const std::vector<std::string> prompts = prompts_of(arguments);
-  if (rank_count(arguments.parallel) > 1) return run_as_rank(arguments, prompts, stop);
+  if (rank_count(arguments.parallel) > 1 || read_launch_environment().world_size > 1)
+    return run_as_rank(arguments, prompts, stop);
   note_doubt(arguments.checkpoint);
   const c10::Device device = choose_device(DeviceChoice::auto_, LaunchEnvironment{});
   write_texts(arguments, prompts, stop,

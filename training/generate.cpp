@@ -69,17 +69,22 @@ class Sequences {
       longest = std::max(longest, prompt.size());
       lengths_.push_back(static_cast<int64_t>(prompt.size()));
     }
-    const int64_t capacity = static_cast<int64_t>(longest) + options.max_tokens;
+    // A text may end long before max_tokens, which only bounds it: add() makes room for more.
+    const int64_t window = model.config().seq_length;
+    const int64_t capacity = static_cast<int64_t>(longest) + std::min(options.max_tokens, window);
     tokens_ = at::zeros({static_cast<int64_t>(prompts.size()), capacity}, at::kLong);
     for (size_t i = 0; i < prompts.size(); ++i)
       row(i).narrow(0, 0, lengths_[i]).copy_(at::tensor(prompts[i], at::kLong));
-    const int64_t window = model.config().seq_length;
     if (options.use_cache) cache_ = std::make_shared<KeyValueCache>(std::min(window, capacity));
   }
 
   int64_t length(size_t i) const { return lengths_[i]; }
 
-  void add(size_t i, int64_t token) { row(i)[lengths_[i]++].fill_(token); }
+  void add(size_t i, int64_t token) {
+    if (lengths_[i] == tokens_.size(1))
+      tokens_ = at::constant_pad_nd(tokens_, {0, tokens_.size(1)});
+    row(i)[lengths_[i]++].fill_(token);
+  }
 
   /// Logits [batch, vocabulary] after the first `length` tokens of each, which must not be fewer
   /// than before. Missing tokens count as token 0.

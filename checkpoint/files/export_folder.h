@@ -18,7 +18,7 @@ namespace lockstep {
 /// files of another export, unless it is unchanged and at most one of the others has changed.
 class ExportFolder {
  public:
-  /// Whether a file of that name can only come from an earlier export.
+  /// Whether a file of that name is one of an earlier export.
   using IsEarlier = std::function<bool(const std::string&)>;
 
   /// Creates the temporary folder, and removes those of exports that were killed. FileError, with

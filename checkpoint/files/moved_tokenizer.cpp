@@ -14,7 +14,7 @@ std::string find_moved_tokenizer(const std::string& name, const std::string& che
   const paths::path path = name.substr(colon + 1);
   const bool is_folder = name.substr(0, colon) == "gpt2";
   const paths::path folder = is_folder ? path : path.parent_path();
-  if (folder.filename() != kKeptFolder || kind_of_file(path) != FileKind::none) return name;
+  if (folder.filename() != kKeptFolder) return name;
   const paths::path beside =
       paths::weakly_canonical(paths::absolute(checkpoint)).parent_path() / kKeptFolder;
   const paths::path moved = is_folder ? beside : beside / path.filename();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -10,6 +11,7 @@
 #include "lockstep/checkpoint/moved_tokenizer.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/input_file.h"
+#include "lockstep/core/tensor_parallel_rules.h"
 #include "lockstep/datasets/json_field.h"
 #include "lockstep/datasets/unfinished_file.h"
 
@@ -90,6 +92,25 @@ bool has_tokenizer(const std::map<std::string, std::string>& files) {
          (files.contains(kVocabulary) && files.contains(kMerges));
 }
 
+/// The companions that an import kept in the folder beside the checkpoint.
+std::map<std::string, std::string> kept_companions(const std::string& checkpoint) {
+  const paths::path kept =
+      kept_in(paths::weakly_canonical(paths::absolute(checkpoint)).parent_path());
+  std::map<std::string, std::string> files;
+  for (const char* const name : kCompanions)
+    if (has_file(kept / name)) files[name] = kept / name;
+  return files;
+}
+
+/// Whether the vocabulary is the tokenizer's, padded or not. `byte` is also the tokenizer of models
+/// for which nothing says what their ids mean.
+bool is_byte_model(const TransformerConfig& model) {
+  TransformerConfig bytes = model;
+  bytes.vocab_size = ByteTokenizer().vocabulary_size();
+  return model.vocab_size == bytes.vocab_size ||
+         model.vocab_size == padded_vocab_size(bytes, /*tensor_parallel=*/1);
+}
+
 /// The token that ends a document; unset if the vocabulary has none.
 std::optional<int64_t> end_of_document(const Tokenizer& tokenizer) {
   try {
@@ -101,12 +122,35 @@ std::optional<int64_t> end_of_document(const Tokenizer& tokenizer) {
 
 std::string new_generation_config(const Config& config, const Tokenizer& tokenizer) {
   nlohmann::ordered_json json = {{"_from_model_config", true}};
-  if (const auto id = end_of_document(tokenizer); id && *id < config.model.vocab_size)
+  const bool knows_ends = config.data.tokenizer != "byte" || is_byte_model(config.model);
+  if (const auto id = end_of_document(tokenizer); id && knows_ends && *id < config.model.vocab_size)
     json["eos_token_id"] = *id;
   return json.dump(2) + "\n";
 }
 
+bool is_id(const nlohmann::ordered_json& json) {
+  return json.is_number_unsigned() && json.get<uint64_t>() <= std::numeric_limits<uint32_t>::max();
+}
+
+/// The generation_config.json that transformers would derive from the config.json; empty if that
+/// has no ids for one.
+std::string derived_generation_config(const std::string& config_json) {
+  const auto config = nlohmann::ordered_json::parse(config_json);
+  nlohmann::ordered_json json = {{"_from_model_config", true}};
+  for (const char* const key : {"bos_token_id", "eos_token_id"}) {
+    const auto found = config.find(key);
+    if (found == config.end()) continue;
+    const bool ids = found->is_array() && std::all_of(found->begin(), found->end(), is_id);
+    if (ids || is_id(*found)) json[key] = *found;
+  }
+  return json.size() > 1 ? json.dump(2) + "\n" : "";
+}
+
 }  // namespace
+
+bool is_companion_file(const std::string& name) {
+  return std::find(std::begin(kCompanions), std::end(kCompanions), name) != std::end(kCompanions);
+}
 
 KeptTokenizer choose_tokenizer(const std::string& in, const std::string& folder, bool is_gpt2) {
   KeptTokenizer result{"byte", ""};
@@ -119,10 +163,17 @@ KeptTokenizer choose_tokenizer(const std::string& in, const std::string& folder,
         result.note = fmt::format("data.tokenizer is byte: {}", error.what());
     }
   }
+  if (result.note.empty() && has_file(paths::path(in) / kVocabulary) &&
+      has_file(paths::path(in) / kMerges))
+    result.note = fmt::format(
+        "data.tokenizer is byte: '{}': found {} and {}, allowed for another model than GPT-2: {} "
+        "or {}",
+        in, kVocabulary, kMerges, kTokenizerJson, kTokenizerModel);
   return result;
 }
 
-void copy_companions(const std::string& in, const std::string& copies) {
+void copy_companions(const std::string& in, const std::string& copies,
+                     const std::string& config_json) {
   make_folder(copies);
   for (const char* const name : kCompanions) {
     const paths::path from = paths::path(in) / name;
@@ -130,6 +181,9 @@ void copy_companions(const std::string& in, const std::string& copies) {
       write_file(paths::path(copies) / name,
                  {read_file(from, kLongestCompanion, /*follow_links=*/true)});
   }
+  if (has_file(paths::path(in) / kGenerationConfigFile)) return;
+  const std::string text = derived_generation_config(config_json);
+  if (!text.empty()) write_file(paths::path(copies) / kGenerationConfigFile, {text});
 }
 
 KeptCompanions::KeptCompanions(const std::string& copies, const std::string& folder)
@@ -201,12 +255,12 @@ std::set<int64_t> ends_of_text(const Config& config, const Tokenizer& tokenizer)
   return ends;
 }
 
-Companions find_companions(const Config& config) {
+Companions find_companions(const Config& config, const std::string& checkpoint) {
   Companions result;
   const std::string& name = config.data.tokenizer;
   try {
     const auto tokenizer = make_tokenizer(name, "data.tokenizer");
-    result.files = tokenizer_files(name);
+    result.files = name == "byte" ? kept_companions(checkpoint) : tokenizer_files(name);
     const auto found = result.files.find(kGenerationConfigFile);
     result.generation_config = found == result.files.end()
                                    ? new_generation_config(config, *tokenizer)

@@ -26,8 +26,13 @@ struct KeptTokenizer {
 /// `byte`. FileError if it cannot be determined what is there.
 KeptTokenizer choose_tokenizer(const std::string& in, const std::string& folder, bool is_gpt2);
 
-/// Copies the companions of `in` to `copies`, a new folder. FileError.
-void copy_companions(const std::string& in, const std::string& copies);
+/// Whether a file of that name belongs to the tokenizer, or is the generation_config.json.
+bool is_companion_file(const std::string& name);
+
+/// Copies the companions of `in` to `copies`, a new folder. If there is no generation_config.json,
+/// writes one with the ids of `config_json`, its config.json, as transformers does. FileError.
+void copy_companions(const std::string& in, const std::string& copies,
+                     const std::string& config_json);
 
 /// Moves companions from the folder `copies` to `folder`/hugging_face, on the same file system,
 /// where they take the place of those of an earlier import. Unless keep() is called, those come
@@ -65,9 +70,11 @@ struct Companions {
 /// generation_config.json next to its files. FileError if that file is damaged.
 std::set<int64_t> ends_of_text(const Config& config, const Tokenizer& tokenizer);
 
-/// What an export of a model with this configuration contains besides its weights. The
-/// generation_config is the one next to the tokenizer; otherwise one with the end of a document, if
-/// the model has a token for it.
-Companions find_companions(const Config& config);
+/// What an export of the model of `checkpoint`, with this configuration, contains besides its
+/// weights. The generation_config is the one next to the tokenizer; otherwise one with the end of a
+/// document, if the model has a token for it. With the tokenizer `byte`, they are what an import
+/// kept beside the checkpoint, whose tokenizer could not be used; otherwise a generation_config
+/// names an end only if the vocabulary is that of bytes.
+Companions find_companions(const Config& config, const std::string& checkpoint);
 
 }  // namespace lockstep

@@ -84,12 +84,16 @@ std::string export_checkpoint(CheckpointReader& checkpoint, const std::string& o
       config.model, options.dtype == ExportDtype::bf16 ? "bfloat16" : "float32");
   check_saved_shapes(checkpoint, config);
   ShardedSafetensors weights(exported_tensors(config, checkpoint, dtype), options.max_shard_size);
-  const Companions companions = find_companions(config);
+  const Companions companions = find_companions(config, checkpoint.path());
 
   std::vector<std::string> names = weights.file_names();
   for (const auto& [name, original] : companions.files) names.push_back(name);
   names.insert(names.end(), {kGenerationConfigFile, kConfigFile});
-  ExportFolder files(out, names, "--hf", is_weights_file);
+  // Next to a config.json the tokenizer's files are those of a model that was there.
+  const bool is_model = kind_of_file(std::filesystem::path(out) / kConfigFile) != FileKind::none;
+  ExportFolder files(out, names, "--hf", [is_model](const std::string& name) {
+    return is_weights_file(name) || (is_model && is_companion_file(name));
+  });
   const auto path_of = [&files](const std::string& name) { return files.file(name); };
   to_hugging_face(config.model, SavedWeights(checkpoint, config, dtype, /*meta=*/false),
                   [&](const std::string& /*name*/, const at::Tensor& tensor) {

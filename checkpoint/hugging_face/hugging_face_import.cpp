@@ -227,8 +227,7 @@ ImportedModel import_from_hugging_face(const std::string& in, const std::string&
   if (seq_length) config.model.seq_length = std::min(config.model.seq_length, *seq_length);
   check_positions(config.model, path);
   const SafetensorsFolder tensors{from};
-  const std::string file =
-      fs::path(from.folder) / (is_index(from.weights) ? kWeightsFile : from.weights);
+  const std::string file = fs::path(from.folder) / from.weights;
   const std::vector<NewWeight> weights = expected_weights(config, longest, tensors, file);
   const bool is_gpt2 = hugging_face_family(config.model) == HuggingFaceFamily::gpt2;
   const KeptTokenizer tokenizer = choose_tokenizer(from.folder, folder, is_gpt2);
@@ -236,7 +235,7 @@ ImportedModel import_from_hugging_face(const std::string& in, const std::string&
   NewFolder made(folder);
   WeightsWriter writer(folder, config, weights);
   const std::string copies = writer.temporary("companions");
-  copy_companions(from.folder, copies);
+  copy_companions(from.folder, copies, read_json(path));
   KeptCompanions companions(copies, folder);
   auto next = weights.begin();
   from_hugging_face(longest.model, FolderTensors(tensors, /*meta=*/false), file,

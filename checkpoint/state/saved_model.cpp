@@ -45,6 +45,8 @@ std::optional<SavedModel> read_model(SharedCheckpoint& checkpoint, const Paralle
   if (parallel != nullptr) config.parallel = *parallel;
   config.model.moe_expert_capacity_factor.reset();
   config.model.moe_pad_expert_input_to_capacity = false;
+  // Only training saves activations, and this layout may have no tp ranks to share them.
+  config.model.distribute_saved_activations = false;
   config = resolve_for_device(config, device.is_cpu());
   GPTModelOptions options;
   options.dtype = config.train.precision == Precision::fp64 ? at::kDouble : at::kFloat;

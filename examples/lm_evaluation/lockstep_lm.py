@@ -28,7 +28,8 @@ class Lockstep(LM):
             file.flush()
             result = subprocess.run([*self.command, file.name], check=True,
                                     stdout=subprocess.PIPE, encoding="utf-8")
-        answers = map(json.loads, result.stdout.splitlines())
+        # Not splitlines(): it also splits at U+2028 and its like, which JSON strings may hold.
+        answers = [json.loads(line) for line in result.stdout.split("\n") if line]
         return [(answer["logprob"], answer["is_greedy"]) for answer in answers]
 
     def loglikelihood_rolling(self, requests):
