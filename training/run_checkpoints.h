@@ -111,6 +111,7 @@ class RunCheckpoints {
   /// Whether the run resumes from the copy in memory; throws if it cannot and the job has no
   /// checkpoint on disk.
   bool load_copy(Trainer& trainer, const Found& found);
+  void find_checkpoint_on_disk(const Trainer& trainer);
   std::shared_ptr<CopyLoader> look_for_copy(const std::string& on_disk);
   std::string read_copy(CopyLoader& loader, Trainer& trainer) const;
   void note_copy(const std::string& problem);

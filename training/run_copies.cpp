@@ -7,6 +7,10 @@ namespace lockstep {
 namespace {
 
 constexpr const char* kNotFromMemory = "; the run does not resume from the ranks' memory";
+constexpr const char* kNoneOnDisk =
+    "; the run goes on from the ranks' memory, and has no checkpoint until it saves one";
+/// What rank 0 tells before the path instead of the iteration, if the run took only the weights.
+constexpr const char* kWeights = "weights";
 
 }  // namespace
 
@@ -52,7 +56,6 @@ std::shared_ptr<CopyLoader> RunCheckpoints::look_for_copy(const std::string& on_
   return nullptr;
 }
 
-/// After a spike, the run goes back to what it would have resumed from without the copy.
 bool RunCheckpoints::load_copy(Trainer& trainer, const Found& found) {
   const std::string problem = read_copy(*found.copy, trainer);
   if (!problem.empty()) {
@@ -63,14 +66,36 @@ bool RunCheckpoints::load_copy(Trainer& trainer, const Found& found) {
   }
   copies_->keep_only(*found.copy->id());
   copy(trainer);
-  const std::string mine =
-      state_.rank() == 0 ? checkpoint_to_resume_from(config_, folder_, start_) : "";
-  path_ = all_gather_texts(state_.world(), mine, "checkpoint to go back to").front();
-  loaded_whole_ = true;
-  if (path_.empty()) return true;
-  loaded_ = path_;
-  loaded_iteration_ = CheckpointReader(path_).manifest().iteration;
+  find_checkpoint_on_disk(trainer);
   return true;
+}
+
+/// After a spike, the run goes back to what it would have resumed from without the copy. Only rank
+/// 0 reads it, and what is wrong with it is a note: the state is here already.
+void RunCheckpoints::find_checkpoint_on_disk(const Trainer& trainer) {
+  std::string mine;
+  if (state_.rank() == 0) {
+    try {
+      const std::string path = checkpoint_to_resume_from(config_, folder_, start_);
+      if (!path.empty()) {
+        CheckpointReader checkpoint(path);
+        mine = fmt::format("{} {}",
+                           trainer.starts_adapters(checkpoint)
+                               ? kWeights
+                               : std::to_string(checkpoint.manifest().iteration),
+                           path);
+      }
+    } catch (const FileError& error) {
+      note_ += fmt::format("{}{}{}", note_.empty() ? "" : "\n", error.what(), kNoneOnDisk);
+    }
+  }
+  const std::string found =
+      all_gather_texts(state_.world(), mine, "checkpoint to go back to").front();
+  loaded_whole_ = !found.starts_with(kWeights);
+  if (found.empty()) return;
+  if (loaded_whole_) loaded_iteration_ = std::stoll(found);
+  path_ = found.substr(found.find(' ') + 1);
+  loaded_ = path_;
 }
 
 }  // namespace lockstep

@@ -140,7 +140,8 @@ std::string derived_generation_config(const std::string& config_json) {
   for (const char* const key : {"bos_token_id", "eos_token_id"}) {
     const auto found = config.find(key);
     if (found == config.end()) continue;
-    const bool ids = found->is_array() && std::all_of(found->begin(), found->end(), is_id);
+    const bool ids =
+        found->is_array() && !found->empty() && std::all_of(found->begin(), found->end(), is_id);
     if (ids || is_id(*found)) json[key] = *found;
   }
   return json.size() > 1 ? json.dump(2) + "\n" : "";

@@ -208,7 +208,7 @@ JobStart read_job_start() { return read_job_start(environment_of_process()); }
 int slurm_tasks_on_node(const std::string& tasks_per_node, int node) {
   const char* at = tasks_per_node.data();
   const char* const end = at + tasks_per_node.size();
-  for (int first = 0; at < end;) {
+  for (int64_t first = 0; at < end;) {  // repeats may add up to more than an int holds
     int tasks = 0, repeat = 1;
     auto parsed = std::from_chars(at, end, tasks);
     bool good = parsed.ec == std::errc() && tasks >= 1;

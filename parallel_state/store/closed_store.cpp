@@ -35,8 +35,11 @@ ClosedStore::ClosedStore(int bound, std::shared_ptr<const Secret> secret, DoorLi
       secret_(std::move(secret)),
       limits_(limits),
       next_(kFirstGuest) {
-  require<CommunicationError>(epoll_ >= 0 && stop_ >= 0 && ::listen(listener_, kBacklog) == 0,
-                              "it cannot be listened at: {}", std::strerror(errno));
+  if (epoll_ < 0 || stop_ < 0 || ::listen(listener_, kBacklog) != 0) {
+    const int error = errno;
+    close_descriptors();  // no destructor will
+    fail<CommunicationError>("it cannot be listened at: {}", std::strerror(error));
+  }
   ::fcntl(listener_, F_SETFL, O_NONBLOCK);
   watch(EPOLL_CTL_ADD, listener_, EPOLLIN, kListener);
   watch(EPOLL_CTL_ADD, stop_, EPOLLIN, kStop);
@@ -49,7 +52,12 @@ void ClosedStore::close() {
   [[maybe_unused]] const ssize_t written = ::write(stop_, &one, sizeof one);
   thread_.join();
   while (!guests_.empty()) leave(guests_.begin()->first);
-  for (const int descriptor : {listener_, epoll_, stop_}) ::close(descriptor);
+  close_descriptors();
+}
+
+void ClosedStore::close_descriptors() const {
+  for (const int descriptor : {listener_, epoll_, stop_})
+    if (descriptor >= 0) ::close(descriptor);
 }
 
 void ClosedStore::watch(int operation, int socket, uint32_t events, Number number) const {

@@ -57,6 +57,7 @@ class ClosedStore {
     std::string in, out;
   };
 
+  void close_descriptors() const;
   void run();
   int milliseconds_to_wait() const;
   void accept_one();

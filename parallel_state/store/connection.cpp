@@ -41,6 +41,7 @@ bool Connection::open(const std::string& host, int port, Deadline deadline) {
   int error = 0;
   const int connected = connected_socket({found_at_.empty() ? host : found_at_}, port,
                                          std::max(left, milliseconds(1)), &error);
+  if (connected < 0 && lacks_descriptors(error)) throw NoSocket(why_not_connected(error));
   if (connected < 0) fail_step(error);
   // A request may follow one without an answer, whose acknowledgement it must not wait for.
   const int yes = 1;

@@ -29,6 +29,10 @@ class Connection {
   struct Silent : std::runtime_error {
     using std::runtime_error::runtime_error;
   };
+  /// This process has no descriptor left for a socket; the other side may be well.
+  struct NoSocket : Silent {
+    using Silent::Silent;
+  };
 
   Connection() = default;
   ~Connection() { close(); }

@@ -114,7 +114,11 @@ class ConnectionRace {
  public:
   void start(const addrinfo& address) {
     Socket socket(address, SOCK_NONBLOCK);
-    if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0 || errno == EINPROGRESS)
+    // Without a socket connect() would replace the reason with EBADF.
+    if (socket.get() < 0)
+      error_ = errno;
+    else if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0 ||
+             errno == EINPROGRESS)
       sockets_.push_back(std::move(socket));
     else
       error_ = errno;
@@ -194,7 +198,7 @@ std::string ask(const AddressList& addresses, const std::string& request, const 
     int error = 0;
     const Socket socket = first_connected({addresses[i]}, until, &error);
     if (socket.get() < 0) {
-      reason = std::strerror(error);
+      reason = why_not_connected(error);
     } else if (request.empty()) {
       return "";
     } else {
@@ -238,6 +242,8 @@ GlooAddress gloo_address() {
   return {found->interface, address, "host name " + name};
 }
 
+bool lacks_descriptors(int error) { return error == EMFILE || error == ENFILE; }
+
 std::string process_name() { return host_name() + ":" + std::to_string(::getpid()); }
 
 int bound_socket(const std::string& host, int port, bool for_other_hosts) {
@@ -267,6 +273,11 @@ int connected_socket(const std::vector<std::string>& hosts, int port, millisecon
   Socket socket = first_connected(addresses, Clock::now() + patience, error);
   if (socket.get() >= 0) limit_steps(socket, patience);
   return socket.release();
+}
+
+std::string why_not_connected(int error) {
+  const std::string text = std::strerror(error);
+  return lacks_descriptors(error) ? "this process cannot open a socket: " + text : text;
 }
 
 std::string peer_address(int socket) {

@@ -44,6 +44,11 @@ int bound_socket(const std::string& host, int port, bool for_other_hosts);
 int connected_socket(const std::vector<std::string>& hosts, int port,
                      std::chrono::milliseconds patience, int* error);
 
+/// Whether such an error means that this process, or its host, has no descriptor left.
+bool lacks_descriptors(int error);
+/// That error in words; says so if it is this process that cannot open a socket.
+std::string why_not_connected(int error);
+
 /// The address of the other end of a connection, "10.0.0.1" or, with the scope that a link-local
 /// address needs, "fe80::1%eth0".
 std::string peer_address(int socket);

@@ -103,6 +103,8 @@ auto StoreClient::ask(const Request& request, Answer answer) {
     C10_THROW_ERROR(DistNetworkError, address_.server + " refuses: " + refused.what());
   } catch (const Connection::Ended&) {
     C10_THROW_ERROR(DistNetworkError, address_.server + " has gone");
+  } catch (const Connection::NoSocket& error) {
+    C10_THROW_ERROR(DistNetworkError, address_.server + " was not asked: " + error.what());
   } catch (const Connection::Silent&) {
     C10_THROW_ERROR(DistNetworkError,
                     fmt::format("{} has not answered for {:.1f} s", address_.server,

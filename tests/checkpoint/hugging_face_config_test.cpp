@@ -379,9 +379,12 @@ TEST(MovedTokenizer, IsFoundBesideTheCheckpointOfItsImport) {
   for (const char* const name : {"/tokenizer.json", "/vocab.json", "/merges.txt"})
     std::ofstream(kept + name) << "{}";
   const std::string checkpoint = root + "/moved/step_0", gone = root + "/before";
+  const std::string later = root + "/later/hugging_face";  // of an import to the old path
+  std::filesystem::create_directories(later + "/tokenizer.json");
   for (const std::string& from : {checkpoint, checkpoint + "/../step_0"}) {
-    EXPECT_EQ(find_moved_tokenizer("hf:" + gone + "/hugging_face/tokenizer.json", from),
-              "hf:" + kept + "/tokenizer.json");
+    for (const std::string& old : {later, gone + "/hugging_face"})
+      EXPECT_EQ(find_moved_tokenizer("hf:" + old + "/tokenizer.json", from),
+                "hf:" + kept + "/tokenizer.json");
     EXPECT_EQ(find_moved_tokenizer("gpt2:" + gone + "/hugging_face", from), "gpt2:" + kept);
   }
   for (const std::string& same :
@@ -389,8 +392,8 @@ TEST(MovedTokenizer, IsFoundBesideTheCheckpointOfItsImport) {
         "sentencepiece:" + gone + "/hugging_face/tokenizer.model", "hf:" + kept + "/tokenizer.json",
         "gpt2:" + kept})
     EXPECT_EQ(find_moved_tokenizer(same, checkpoint), same);
-  EXPECT_EQ(find_moved_tokenizer("gpt2:" + gone + "/hugging_face", root + "/step_0"),
-            "gpt2:" + gone + "/hugging_face");
+  const std::string lost = "gpt2:" + gone + "/hugging_face";
+  EXPECT_EQ(find_moved_tokenizer(lost, root + "/step_0"), lost);
 }
 
 }  // namespace

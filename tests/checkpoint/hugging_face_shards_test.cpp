@@ -350,6 +350,50 @@ TEST_F(HuggingFaceShards, ATokenizerThatCannotBeReadIsToldOf) {
   const ImportedModel model = import_from_hugging_face(out, folder_.path() / "back");
   EXPECT_EQ(model.note.find("data.tokenizer is byte: '" + out + "/"), 0u) << model.note;
   EXPECT_EQ(load_model(folder_.path() / "back", c10::kCPU).config.data.tokenizer, "byte");
+  // Its files come along nevertheless.
+  export_to_hugging_face(folder_.path() / "back", folder_.path() / "again");
+  EXPECT_EQ(folder_.read("again/merges.txt"), "damaged");
+  save(kLlama);
+  const std::string llama = export_as("llama", {});
+  folder_.write("llama/vocab.json", vocabulary_of_bytes());
+  folder_.write("llama/merges.txt", "#version: 0.2\n");
+  EXPECT_EQ(import_from_hugging_face(llama, folder_.path() / "llama back").note,
+            "data.tokenizer is byte: '" + llama +
+                "': found vocab.json and merges.txt, allowed for another model than GPT-2: "
+                "tokenizer.json or tokenizer.model");
+}
+
+TEST_F(HuggingFaceShards, NameAnEndOfTextThatTheModelHas) {
+  const auto generation = [&](const std::string& name) {
+    return nlohmann::json::parse(folder_.read(name + "/generation_config.json"));
+  };
+  for (const auto& [size, has_end] : {std::pair(257, true), {320, false}, {256, false}}) {
+    save(kLlama);
+    config_.model.vocab_size = size;
+    save_model(ours_, 1, config_, GPTModel(config_.model));
+    export_as("out", {});
+    EXPECT_EQ(generation("out").contains("eos_token_id"), has_end) << size;
+  }
+  // Without a generation_config.json, those of config.json count.
+  std::filesystem::remove(folder_.path() / "out/generation_config.json");
+  auto json = nlohmann::json::parse(folder_.read("out/config.json"));
+  json.update({{"bos_token_id", 1}, {"eos_token_id", {2, 7}}});
+  folder_.write("out/config.json", json.dump());
+  import_from_hugging_face(folder_.path() / "out", folder_.path() / "back");
+  export_to_hugging_face(folder_.path() / "back", folder_.path() / "again");
+  EXPECT_EQ(generation("again"),
+            nlohmann::json(
+                {{"_from_model_config", true}, {"bos_token_id", 1}, {"eos_token_id", {2, 7}}}));
+}
+
+TEST_F(HuggingFaceShards, LeaveNoTokenizerOfAnEarlierExport) {
+  save(kLlama);
+  const std::string out = export_as("out", {});
+  for (const char* const name : {"chat_template.jinja", "notes"})
+    folder_.write(std::string("out/") + name, "{}");
+  export_as("out", {});
+  EXPECT_FALSE(std::filesystem::exists(out + "/chat_template.jinja"));
+  EXPECT_TRUE(std::filesystem::exists(out + "/notes"));
 }
 
 }  // namespace

@@ -181,6 +181,23 @@ TEST(SavedModel, ItsExpertsTakeAllTokensWhateverTheirCapacity) {
         << row;
 }
 
+TEST(SavedModel, OfTensorParallelRanksThatShareSavedActivationsIsLoadedInOneProcess) {
+  const TemporaryFolder folder;
+  Config config = small_config();
+  save_model(folder.path(), 1, config, GPTModel(config.model, {.seed = 3}));
+  config.model.recompute_granularity = RecomputeGranularity::full;
+  config.model.recompute_method = RecomputeMethod::uniform;
+  config.model.recompute_num_layers = 1;
+  config.model.distribute_saved_activations = true;
+  config.parallel.tensor_model_parallel_size = 2;
+  save_model(folder.path(), 2, config, GPTModel(small_config().model, {.seed = 3}));
+  const SavedModel saved = load_model(folder.path(), c10::kCPU);
+  EXPECT_FALSE(saved.config.model.distribute_saved_activations);
+  const auto tokens = at::arange(8).unsqueeze(0);
+  EXPECT_TRUE(at::equal(saved.model->forward(tokens),
+                        load_model(folder.path() / "step_1", c10::kCPU).model->forward(tokens)));
+}
+
 TEST(SavedModel, PaddingOfTheVocabularyIsNotSaved) {
   const TemporaryFolder folder;
   Config config = small_config();
@@ -238,6 +255,20 @@ TEST(Generate, GreedyAndTopK) {
   for (options.seed = 0; options.seed < 40; ++options.seed)
     seen.insert(generate(model, {1, 2, 3}, options)[0]);
   EXPECT_EQ(seen, (std::set<int64_t>{best[0].item<int64_t>(), best[1].item<int64_t>()}));
+}
+
+TEST(Generate, TakesNoMemoryForTokensThatNeverCome) {
+  const GPTModel model(small_config().model);
+  GenerateOptions options;
+  options.max_tokens = 40;
+  const auto expected = generate(model, {1, 2, 3}, options);
+  for (const bool use_cache : {true, false}) {
+    options.use_cache = use_cache;
+    options.max_tokens = std::numeric_limits<int64_t>::max();
+    size_t count = 0;
+    const auto stop = [&](size_t /*prompt*/, int64_t /*token*/) { return ++count < 40; };
+    EXPECT_EQ(generate_batch(model, {{1, 2, 3}}, options, stop).front(), expected);
+  }
 }
 
 TEST(Generate, RefusesWhatMakesNoSense) {

@@ -13,7 +13,7 @@ HARNESS = {
     "lm_eval/__init__.py": """
 from types import SimpleNamespace
 def simple_evaluate(model, tasks):
-    texts = [("3 squared ", "is 9."), ("", "caf\\u00e9")]
+    texts = [("3 squared ", "is 9."), ("", "caf\\u00e9"), ("a\\u2028\\u2029\\u0085", "b")]
     asked = [SimpleNamespace(args=pair) for pair in texts]
     return {"results": {"tasks": tasks, "answers": model.loglikelihood(asked)}}
 """,
@@ -100,6 +100,10 @@ class Generate(EndToEnd):
                        "--tensor", "2")
         self.assertEqual(ranks.returncode, 0, ranks.stderr.decode())
         self.assertEqual(ranks.stdout.decode(errors="replace"), self.generate(*options))
+        alone = launch(2, LOCKSTEP, "generate", self.checkpoint, "--max-tokens", "5", *options)
+        self.assertEqual((alone.returncode, alone.stdout), (2, b""))
+        self.assertIn(b"--tensor, --pipeline, --expert: found a product of 1, allowed: 2, the "
+                      b"ranks that were started", alone.stderr)
         result = run(LOCKSTEP, "generate", self.checkpoint, *options, "--pipeline", "2")
         self.assert_failed(result, 2, "--tensor, --pipeline, --expert: found a product of 2, "
                            "allowed: 1, the ranks that were started")
@@ -180,8 +184,10 @@ class Generate(EndToEnd):
         found = json.loads(result.stdout)
         self.assertEqual(found["tasks"], ["arc_easy"])
         expected = self.score('{"context": "3 squared ", "continuation": "is 9."}\n'
-                              '{"context": "", "continuation": "caf\u00e9"}\n'.encode())
-        lines = [json.loads(line) for line in expected.stdout.splitlines()]
+                              '{"context": "", "continuation": "caf\u00e9"}\n'
+                              '{"context": "a\u2028\u2029\u0085", "continuation": "b"}\n'
+                              .encode())
+        lines = [json.loads(line) for line in expected.stdout.split(b"\n") if line]
         self.assertEqual(found["answers"], [[line["logprob"], line["is_greedy"]] for line in lines])
 
 

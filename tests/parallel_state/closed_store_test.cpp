@@ -15,9 +15,11 @@
 #include <thread>
 #include <vector>
 
+#include "lockstep/core/error.h"
 #include "lockstep/parallel_state/network.h"
 #include "lockstep/parallel_state/store_door.h"
 #include "lockstep/tests/support/launch.h"
+#include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
 namespace {
@@ -206,6 +208,22 @@ TEST_F(AClosedStore, TheLastDescriptorsAreForRanks) {
   ::setrlimit(RLIMIT_NOFILE, &scarce);
   EXPECT_EQ(add("count"), 1);
   ::setrlimit(RLIMIT_NOFILE, &before);
+}
+
+TEST_F(AClosedStore, AnAddressThatIsTakenIsNamedAndNothingStaysOpen) {
+  const auto open = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+  };
+  const int port = testing::free_port();
+  const int first = bound_socket("127.0.0.1", port, false);
+  const auto before = open();
+  const int second = bound_socket("127.0.0.1", port, false);  // both are bound, neither listens
+  ::listen(first, 1);
+  EXPECT_TRUE(
+      testing::throws_with<CommunicationError>([&] { ClosedStore(second, kRanksSecret); },
+                                               "it cannot be listened at: Address already in use"));
+  EXPECT_EQ(open(), before);
+  ::close(first);
 }
 
 TEST_F(AClosedStore, ARequestOverABoundEndsItsConnectionAlone) {

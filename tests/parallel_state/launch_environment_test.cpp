@@ -124,6 +124,7 @@ TEST(LaunchEnvironment, SlurmsListsAreParsed) {
   EXPECT_EQ(slurm_tasks_on_node("8(x2),4", 0), 8);
   EXPECT_EQ(slurm_tasks_on_node("8(x2),4", 1), 8);
   EXPECT_EQ(slurm_tasks_on_node("8(x2),4", 2), 4);
+  EXPECT_EQ(slurm_tasks_on_node("1,2(x2147483647),3", 2), 2);
   for (const char* bad : {"", "8(x2", "8(y2)", "0", "-3", "8,,4"})
     EXPECT_THROW(slurm_tasks_on_node(bad, 2), ConfigError) << bad;
 }

@@ -4,11 +4,13 @@
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
 
+#include "lockstep/parallel_state/connection.h"
 #include "lockstep/tests/support/launch.h"
 
 namespace lockstep {
@@ -88,6 +90,28 @@ TEST_F(AnAddressThatDropsPackets, IsAskedNoLongerThanItsDeadline) {
       wait_for_answer("127.0.0.2", port_, "a question", "an answer", start + milliseconds(300)),
       "");
   EXPECT_LT(steady_clock::now() - start, milliseconds(1500));
+}
+
+/// No other process is to blame then.
+TEST(WithoutADescriptor, TheReasonIsThatOfThisProcess) {
+  const int port = free_port();
+  const Listening server("127.0.0.1", port, 16);
+  rlimit before = {};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  rlimit none = before;
+  none.rlim_cur = 0;
+  ::setrlimit(RLIMIT_NOFILE, &none);
+  const int error = connect_to({"127.0.0.1"}, port, milliseconds(1000));
+  Connection connection;
+  std::string told;
+  try {
+    connection.open("127.0.0.1", port, steady_clock::now() + milliseconds(1000));
+  } catch (const Connection::NoSocket& problem) {
+    told = problem.what();
+  }
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_EQ(error, EMFILE);
+  EXPECT_EQ(told, "this process cannot open a socket: Too many open files");
 }
 
 TEST(PeerAddress, KeepsTheScopeOfALinkLocalAddress) {

@@ -63,6 +63,25 @@ TEST(OrderedReduction, AddsFromLeftToRightBitForBit) {
   expect_left_to_right<int64_t>(HostType::i64, {});
 }
 
+template <class T>
+void expect_wrapping(HostType type) {
+  for (const int64_t count : {2, 3}) {
+    std::vector<std::vector<T>> terms(static_cast<size_t>(count), std::vector<T>(kNumel, 0));
+    terms[0].assign(kNumel, std::numeric_limits<T>::max());
+    terms[1].assign(kNumel, 1);
+    EXPECT_EQ(reduce(type, {}, terms)[kNumel - 1], std::numeric_limits<T>::min());
+    EXPECT_EQ(reduce(type, {.multiplier = 2}, terms)[kNumel - 1], 0);
+  }
+}
+
+/// The undefined-behavior sanitizer sees it if they do not.
+TEST(OrderedReduction, IntegersWrapAsInLibtorch) {
+  expect_wrapping<int8_t>(HostType::i8);
+  expect_wrapping<int16_t>(HostType::i16);
+  expect_wrapping<int32_t>(HostType::i32);
+  expect_wrapping<int64_t>(HostType::i64);
+}
+
 TEST(OrderedReduction, LargestAndSmallest) {
   const auto terms = make_terms<float>(3);
   const auto largest = reduce(HostType::f32, {.op = HostReduceOp::max}, terms);

@@ -1,8 +1,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <fstream>
 #include <set>
 
+#include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/checkpoint/manifest.h"
 #include "lockstep/checkpoint/state_copies.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
@@ -117,6 +120,8 @@ class RunCopiesTest : public ::testing::Test {
     for (size_t i = 0; i < found.size(); ++i)
       EXPECT_NEAR(found[i], wanted[i], 1e-11 * std::abs(wanted[i])) << i;
   }
+
+  std::string saved_base() const;
 
   testing::TemporaryFolder folder_;
   std::string text_;
@@ -285,6 +290,59 @@ TEST_F(RunCopiesTest, ARunThatGoesBackLeavesNoCopies) {
     EXPECT_EQ(trainer.iteration(), 2);
     EXPECT_TRUE(mine.held().empty());
   });
+}
+
+/// Saves a model without adapters; returns where.
+std::string RunCopiesTest::saved_base() const {
+  const std::string folder = folder_.path() / "base";
+  const Config base = config({"checkpoint.in_memory_replicas=0"});
+  testing::run_ranks(1, [&](const ParallelState& state) {
+    RunCheckpoints checkpoints(base.checkpoint, folder, state);
+    Trainer trainer(base, state);
+    steps(trainer, 1);
+    checkpoints.after_iteration(trainer, /*last=*/true);
+  });
+  return folder;
+}
+
+/// That would throw away all the training of the adapters.
+TEST_F(RunCopiesTest, AdaptersDoNotGoBackToTheModelWithoutThem) {
+  const Config config = this->config({"lora.rank=2", "checkpoint.load=" + saved_base()});
+  std::vector<StateCopies> copies(2);
+  for (const int64_t round : {0, 1})
+    run(config, copies, round,
+        [&](Trainer& trainer, RunCheckpoints& checkpoints, const ParallelState&) {
+          EXPECT_EQ(checkpoints.load(trainer) == RunCheckpoints::kInMemory, round == 1);
+          steps(trainer, 2);
+          checkpoints.after_iteration(trainer, /*last=*/false);
+          const int64_t iteration = trainer.iteration();
+          if (round == 0) return;
+          EXPECT_EQ(checkpoints.go_back(trainer), "");
+          EXPECT_EQ(trainer.iteration(), iteration);
+        });
+}
+
+TEST_F(RunCopiesTest, ADamagedCheckpointOnDiskDoesNotEndARunThatResumesFromMemory) {
+  const std::string base = saved_base();
+  const Config config = this->config({"checkpoint.load=" + base});
+  std::vector<StateCopies> copies(2);
+  run(config, copies, 0, [&](Trainer& trainer, RunCheckpoints& checkpoints, const ParallelState&) {
+    checkpoints.load(trainer);
+    steps(trainer, 1);
+    checkpoints.after_iteration(trainer, /*last=*/false);
+  });
+  std::ofstream(find_checkpoint(base) + "/" + kManifestName) << "no manifest";
+  run(config, copies, 1,
+      [&](Trainer& trainer, RunCheckpoints& checkpoints, const ParallelState& state) {
+        EXPECT_EQ(checkpoints.load(trainer), RunCheckpoints::kInMemory);
+        EXPECT_EQ(checkpoints.note().find("; the run goes on from the ranks' memory, and has no "
+                                          "checkpoint until it saves one") != std::string::npos,
+                  state.rank() == 0)
+            << checkpoints.note();
+        EXPECT_EQ(checkpoints.path(), "");
+        EXPECT_EQ(checkpoints.describe_last_good(trainer), "");
+        EXPECT_EQ(checkpoints.go_back(trainer), "");
+      });
 }
 
 TEST_F(RunCopiesTest, TheNewerOfMemoryAndDiskIsTaken) {

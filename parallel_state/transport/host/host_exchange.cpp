@@ -120,18 +120,19 @@ void HostExchange::work() {
     if (ended_) break;
     Entry entry = std::move(queue_.front());
     queue_.pop_front();
-    HostTransfers transfers(*backend_, timeout_, scratch, direct_memory(), entry.identity,
-                            entry.number);
-    under_way_.push_back(&transfers.messages());
+    std::optional<HostTransfers> transfers;
+    transfers.emplace(*backend_, timeout_, scratch, direct_memory(), entry.identity, entry.number);
+    under_way_.push_back(&transfers->messages());
     std::exception_ptr error = broken_;
     lock.unlock();
-    if (!error) error = run(entry, transfers);
+    if (!error) error = run(entry, *transfers);
     lock.lock();
     if (error) broken_ = error;
-    std::erase(under_way_, &transfers.messages());
+    std::erase(under_way_, &transfers->messages());
     wake_.notify_one();  // the other worker may have waited for these tags
     lock.unlock();
-    entry.body = nullptr;  // before others may go on and drop what it holds
+    transfers.reset();     // after a failure Gloo may write to posted receives until they are gone
+    entry.body = nullptr;  // keeps their memory; before others may go on and drop what it holds
     entry.task->end(error);
     lock.lock();
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <type_traits>
 
 #include "lockstep/core/vector_clones.h"
 
@@ -47,10 +48,30 @@ LOCKSTEP_INLINE void store(Bf16* to, float x) {
   to->bits = static_cast<uint16_t>(x == x ? rounded : (bits >> 16) | 0x40);
 }
 
+/// Integers wrap, as in libtorch; the overflow of a signed type would be undefined. `unsigned`:
+/// types that are narrower would be promoted to int.
+template <class C>
+using Wrapping = std::common_type_t<std::make_unsigned_t<C>, unsigned>;
+
+template <class C>
+LOCKSTEP_INLINE C add(C a, C b) {
+  if constexpr (std::is_integral_v<C>)
+    return static_cast<C>(static_cast<Wrapping<C>>(a) + static_cast<Wrapping<C>>(b));
+  else
+    return a + b;
+}
+template <class C>
+LOCKSTEP_INLINE C multiply(C a, C b) {
+  if constexpr (std::is_integral_v<C>)
+    return static_cast<C>(static_cast<Wrapping<C>>(a) * static_cast<Wrapping<C>>(b));
+  else
+    return a * b;
+}
+
 struct Sum {
   template <class C>
   static LOCKSTEP_INLINE C combine(C a, C b) {
-    return a + b;
+    return add(a, b);
   }
 };
 /// A NaN on either side is kept.
@@ -71,7 +92,7 @@ template <class C>
 struct Scale {
   C multiplier, divisor;
   LOCKSTEP_INLINE C operator()(C x) const {
-    return static_cast<C>(static_cast<C>(x * multiplier) / divisor);
+    return static_cast<C>(multiply(x, multiplier) / divisor);
   }
 };
 struct NoScale {
