@@ -1,7 +1,8 @@
 #pragma once
 
-/// The public API in one include: everything for your own training loop or model. Data sets and the
-/// planner have separate headers.
+/// The public API in one include: everything for your own training loop or model. Separate headers:
+/// data sets, the planner, parallel_state/planning.h, models/moe_layer.h, models/recompute.h,
+/// models/context_parallel.h, checkpoint/hugging_face.h.
 
 // Who the ranks are, and how they communicate.
 #include "lockstep/parallel_state/collectives.h"

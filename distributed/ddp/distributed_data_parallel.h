@@ -99,7 +99,7 @@ class DistributedDataParallel {
   ///
   /// `disable_bucketing`: one bucket per buffer whatever `config` says, for model chunks whose
   /// reduction is hidden by that of other chunks. All pipeline stages except the first always do
-  /// this.
+  /// this. It has no effect on sharded gradients (optim_grads, optim_grads_params).
   ///
   /// `matrices` = whole: for an optimizer that updates matrices as a whole (optimizer.optimizer =
   /// muon; see matrix_layout()). Parameters whose description says ParamUpdate::matrix get separate

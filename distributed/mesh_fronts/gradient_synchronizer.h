@@ -117,7 +117,7 @@ class GradientSynchronizer {
 
   /// The same for per_token. `num_tokens`: this rank's tokens in all micro-batches of the step (one
   /// element). They are summed over the token group, and all gradients, including local ones, are
-  /// divided by the sum (by 1 if it is 0).
+  /// divided by the sum (by 1 if it is less than 1).
   void wait(const at::Tensor& num_tokens);
 
   /// Sets the gradients to zero and those of local parameters to undefined, makes replaced
