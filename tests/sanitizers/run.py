@@ -73,6 +73,8 @@ class Sanitizer:
     def __init__(self, kind, build, folder):
         self.kind, self.build, self.folder = kind, build, folder
         self.reports = folder / "reports"
+        # ThreadSanitizer needs addresses where it expects them, also in programs of the build.
+        self.prefix = ["setarch", "-R"] if kind == "thread" else []
         self.runtime = subprocess.run(
             [f"clang-{CLANG}", f"-print-file-name=libclang_rt.{kind[0]}san-x86_64.so"],
             check=True, text=True, capture_output=True).stdout.strip()
@@ -83,7 +85,7 @@ class Sanitizer:
                         f"-DLOCKSTEP_SANITIZE={SANITIZERS[self.kind]}", "-DLOCKSTEP_CUDA=OFF"],
                        check=True, stdout=subprocess.DEVNULL)
         targets = ["lockstep_testing", *pure] if self.kind == "address" else ["test_programs"]
-        subprocess.run(["ninja", "-C", self.folder, "lockstep", *targets],
+        subprocess.run([*self.prefix, "ninja", "-C", self.folder, "lockstep", *targets],
                        check=True, env=os.environ | {"ASAN_OPTIONS": "detect_leaks=0"})
 
     def options(self, name):
@@ -114,9 +116,7 @@ class Sanitizer:
                 environment["ASAN_OPTIONS"] += ":alloc_dealloc_mismatch=0"
         if name in LEFT_OUT_CASES:
             command = [*command, "--gtest_filter=-" + ":".join(LEFT_OUT_CASES[name])]
-        # ThreadSanitizer needs addresses where it expects them.
-        prefix = ["setarch", "-R"] if self.kind == "thread" else []
-        return [*prefix, *command], environment
+        return [*self.prefix, *command], environment
 
 
 def torch_libraries(program):
