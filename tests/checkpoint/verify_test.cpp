@@ -15,7 +15,7 @@ namespace {
 using testing::CollectiveLog;
 using testing::TemporaryFolder;
 
-constexpr ParallelSizes kWorld = {.world_size = 64};
+const ParallelSizes kWorld = {.world_size = 64};
 
 class VerifyTest : public ::testing::Test {
  protected:

@@ -85,7 +85,7 @@ class Sanitizer:
                         f"-DLOCKSTEP_SANITIZE={SANITIZERS[self.kind]}", "-DLOCKSTEP_CUDA=OFF"],
                        check=True, stdout=subprocess.DEVNULL)
         targets = ["lockstep_testing", *pure] if self.kind == "address" else ["test_programs"]
-        subprocess.run([*self.prefix, "ninja", "-C", self.folder, "lockstep", *targets],
+        subprocess.run([*self.prefix, "ninja", "-k", "0", "-C", self.folder, "lockstep", *targets],
                        check=True, env=os.environ | {"ASAN_OPTIONS": "detect_leaks=0"})
 
     def options(self, name):
