@@ -81,6 +81,8 @@ class Sanitizer:
 
     def compile(self, pure):
         compiler = [f"-DCMAKE_C_COMPILER=clang-{CLANG}", f"-DCMAKE_CXX_COMPILER=clang++-{CLANG}"]
+        if self.kind == "thread":  # the runtime and allocation_counter.h define operator new
+            compiler.append("-DCMAKE_EXE_LINKER_FLAGS=-Wl,-z,muldefs")
         subprocess.run(["cmake", "-S", SOURCE, "-B", self.folder, "-G", "Ninja", *compiler,
                         f"-DLOCKSTEP_SANITIZE={SANITIZERS[self.kind]}", "-DLOCKSTEP_CUDA=OFF"],
                        check=True, stdout=subprocess.DEVNULL)
