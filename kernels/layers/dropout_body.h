@@ -55,7 +55,7 @@ LOCKSTEP_LANE T dropped(const DropoutRows<T>& a, T x, T residual, uint32_t word)
   const W kept = widen(x) * static_cast<W>(word < a.threshold ? 0 : 1) * a.scale;
   T result;
   narrow(kept, result);
-  if constexpr (kAdds) narrow(widen(residual) + widen(result), result);
+  if constexpr (kAdds) narrow(sum_of_rounded(widen(residual), widen(result)), result);
   return result;
 }
 

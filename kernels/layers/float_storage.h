@@ -56,11 +56,18 @@ LOCKSTEP_LANE void narrow(float x, Bf16& to) {
   to.bits = __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
 LOCKSTEP_LANE void narrow(float x, Fp16& to) { to.bits = __half_as_ushort(__float2half_rn(x)); }
+/// A sum that nvcc does not fuse with a product before it, which would not be rounded.
+LOCKSTEP_LANE float sum_of_rounded(float a, float b) { return __fadd_rn(a, b); }
+LOCKSTEP_LANE double sum_of_rounded(double a, double b) { return __dadd_rn(a, b); }
 #else
 LOCKSTEP_LANE float widen(Bf16 x) { return widen_bf16(x.bits); }
 LOCKSTEP_LANE float widen(Fp16 x) { return widen_fp16(x.bits); }
 LOCKSTEP_LANE void narrow(float x, Bf16& to) { to.bits = round_to_bf16(x); }
 LOCKSTEP_LANE void narrow(float x, Fp16& to) { to.bits = round_to_fp16(x); }
+template <class W>
+LOCKSTEP_LANE W sum_of_rounded(W a, W b) {
+  return a + b;  // -ffp-contract=off
+}
 #endif
 
 /// `to` becomes `x`, rounded to nearest even.

@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
+
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/failure_reason.h"
 #include "lockstep/parallel_state/operation.h"
 #include "lockstep/parallel_state/recorded_calls.h"
 
@@ -24,9 +28,34 @@ bool has_ended(const Work::Operation& operation) {
                      [](const auto& part) { return part->is_completed(); });
 }
 
+struct Progress {
+  bool ended = false;
+  std::optional<std::string> failure;
+};
+
+/// After an error of the device, such as an illegal address, asking throws.
+Progress progress_of(const Work::Operation& operation) {
+  try {
+    const bool ended = has_ended(operation);  // asked first: NCCL's works learn of failures then
+    return {ended, failure_of(operation)};
+  } catch (const std::exception& error) {
+    return {false, reason_of(error)};
+  }
+}
+
+/// Otherwise what this thread destroys, such as events, would make a context on the first device.
+void stay_on(c10::Device device) {
+  try {
+    c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+  } catch (const std::exception&) {
+    // An error of the device, which look() will meet again.
+  }
+}
+
 }  // namespace
 
-DeviceWatch::DeviceWatch(std::shared_ptr<FailureBoard> failures) : failures_(std::move(failures)) {}
+DeviceWatch::DeviceWatch(std::shared_ptr<FailureBoard> failures, c10::Device device)
+    : failures_(std::move(failures)), device_(device) {}
 
 DeviceWatch::~DeviceWatch() { finish(); }
 
@@ -95,10 +124,12 @@ void DeviceWatch::finish() {
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
+  if (failures_->has_failed()) abort_communicators();
   under_way_.clear();
 }
 
 void DeviceWatch::look_out() {
+  stay_on(device_);
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return ending_ || !idle(); });
@@ -134,10 +165,9 @@ std::pair<std::shared_ptr<Work::Operation>, std::string> DeviceWatch::look() {
     if (!failed) judge(operation, std::nullopt);
   taken.remove_if([&](const std::shared_ptr<Work::Operation>& operation) {
     if (failed) return false;
-    const bool ended = has_ended(*operation);  // asked first: NCCL's works learn of failures then
-    const auto failure = failure_of(*operation);
-    if (!failure && ended) return true;
-    judge(operation, failure);
+    const Progress progress = progress_of(*operation);
+    if (!progress.failure && progress.ended) return true;
+    judge(operation, progress.failure);
     return false;
   });
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -152,14 +182,34 @@ void DeviceWatch::fail(const Work::Operation& operation, const std::string& reas
   } catch (const std::exception& error) {
     text = error.what();
   }
-  std::vector<std::weak_ptr<Communicator>> communicators;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     error_ = text;
+  }
+  abort_communicators();
+}
+
+void DeviceWatch::abort_communicators() {
+  std::vector<std::weak_ptr<Communicator>> communicators;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
     communicators = communicators_;
   }
-  for (const auto& communicator : communicators)
-    if (const auto alive = communicator.lock()) alive->abort();
+  std::vector<std::thread> threads;
+  threads.reserve(communicators.size());
+  for (const auto& communicator : communicators) {
+    const auto alive = communicator.lock();
+    if (!alive) continue;
+    try {
+      threads.emplace_back([alive, device = device_] {
+        stay_on(device);
+        alive->abort();
+      });
+    } catch (const std::system_error&) {  // no thread can be started
+      alive->abort();
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace lockstep

@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include <c10/core/Device.h>
+
 #include "lockstep/parallel_state/work.h"
 
 namespace lockstep {
@@ -27,7 +29,7 @@ using RecordedCalls = std::vector<RecordedCall>;
 /// then on check() throws.
 class DeviceWatch {
  public:
-  explicit DeviceWatch(std::shared_ptr<FailureBoard> failures);
+  DeviceWatch(std::shared_ptr<FailureBoard> failures, c10::Device device);
   ~DeviceWatch();
   DeviceWatch(const DeviceWatch&) = delete;
   DeviceWatch& operator=(const DeviceWatch&) = delete;
@@ -48,8 +50,8 @@ class DeviceWatch {
   void record(const RecordedCall& call);
   /// CommunicationError once an operation has failed: what the thread found out.
   void check() const;
-  /// Returns when all operations have ended, or when one of them or the job has failed. Later ones
-  /// are not watched.
+  /// Returns when all operations have ended, or when one of them or the job has failed; then the
+  /// communicators have been aborted. Later operations are not watched.
   void finish();
 
  private:
@@ -62,8 +64,12 @@ class DeviceWatch {
   /// The operation that has failed, and why; forgets those that have ended.
   std::pair<std::shared_ptr<Work::Operation>, std::string> look();
   void fail(const Work::Operation& operation, const std::string& reason);
+  /// All at once: an abort may wait for a kernel on the device, or for the end of a recorded graph,
+  /// and another communicator may have to be aborted before that comes.
+  void abort_communicators();
 
   const std::shared_ptr<FailureBoard> failures_;
+  const c10::Device device_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   Operations starting_;  ///< whose parts are not there yet

@@ -122,6 +122,8 @@ void check_timeout(std::chrono::milliseconds timeout, const std::string& group =
 
 void check_options(const ParallelStateOptions& options, int64_t rank) {
   check_timeout(options.timeout);
+  require<ConfigError>(!options.device.is_cuda() || options.device.has_index(),
+                       "device: found 'cuda', allowed: one with its number, such as 'cuda:0'");
   for (const auto& [kind, of_group] : options.group_options)
     if (of_group.timeout) check_timeout(*of_group.timeout, fmt::format("{}: ", to_string(kind)));
   const RankGrids check(options.sizes);
@@ -152,7 +154,7 @@ struct ParallelState::Impl {
         clock(std::make_shared<StepClock>(options.device)) {
     if (!options.device.is_cpu() && !options.device.is_meta()) {
       make_current(options.device);
-      watch = std::make_shared<DeviceWatch>(failures);
+      watch = std::make_shared<DeviceWatch>(failures, options.device);
     }
     if (membership) membership->meet();
   }

@@ -10,7 +10,9 @@ from .stages import at_once
 
 NAME, SECONDS, TIMED = "kernels", 110, False
 # Our kernels only: libtorch's take minutes under the sanitizer.
-KERNELS = "--gtest_filter=Kernels.AdamW*:Kernels.AStep*:Kernels.Sgd*:Kernels.Sum*"
+KERNELS = {"of updates": "Kernels.AdamW*:Kernels.AStep*:Kernels.Sgd*:Kernels.Sum*:"
+                         "Kernels.Fingerprints*",
+           "of layers": "LayerKernels.*-LayerKernels.ProductsOf8Bits*"}
 SANITIZERS = (["--tool", "memcheck", "--leak-check", "no"], ["--tool", "racecheck"])
 FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer",
            "/usr/local/cuda/extras/compute-sanitizer")
@@ -58,9 +60,9 @@ def find(name):
     return found
 
 
-def sanitize(context, words):
+def sanitize(context, words, kernels):
     command = [find("compute-sanitizer"), *words, "--error-exitcode", "9",
-               context.bundle / "tests/cuda_test", KERNELS]
+               context.bundle / "tests/cuda_test", f"--gtest_filter={KERNELS[kernels]}"]
     result = context.run(command, 90, {"OMP_NUM_THREADS": "1"})
     findings = sanitizer_findings(result.output + result.error)
     if findings is None or (result.status != 0 and not findings):
@@ -71,7 +73,9 @@ def sanitize(context, words):
 
 
 def run(context):
+    runs = [(words, kernels) for words in SANITIZERS for kernels in KERNELS]
     at_once([lambda: add_tests(context),
-             *(lambda words=words: context.attempt(f"compute-sanitizer {words[1]}",
-                                                   lambda: sanitize(context, words))
-               for words in SANITIZERS)], 1 + len(SANITIZERS))
+             *(lambda words=words, kernels=kernels: context.attempt(
+                 f"compute-sanitizer {words[1]}, kernels {kernels}",
+                 lambda: sanitize(context, words, kernels)) for words, kernels in runs)],
+            1 + len(runs))

@@ -195,6 +195,53 @@ TEST_P(DeviceFailures, ARankThatNcclFindsGoneIsNamedBeforeTheTimeout) {
   }
 }
 
+/// NCCL's abort waits for the device, where the other group's kernel runs. The group whose kernel
+/// never ends is made last here, and aborted last unless all are aborted at once.
+TEST_P(DeviceFailures, AKernelOfOneGroupDoesNotKeepAnotherFromBeingAborted) {
+  DeviceRankOptions options = patient_options();
+  options.timeout = 20 * kTimeout;
+  options.sizes.tensor = 2;
+  const auto errors = errors_in_time(
+      4,
+      [](const ParallelState& state) {
+        at::Tensor x = at::ones({10}, state.device());
+        for (const GroupKind kind : {GroupKind::tp, GroupKind::dp})
+          all_reduce(state.group(kind), x, ReduceOp::sum, "first").wait();
+        x.cpu();
+        if (state.rank() == 3) throw std::runtime_error("no such file");
+        all_reduce(state.group(GroupKind::dp), x, ReduceOp::sum, "second").wait();
+        x.cpu();
+        all_reduce(state.group(GroupKind::tp), x, ReduceOp::sum, "third").wait();
+        x.cpu();
+        state.check_failures();
+      },
+      options);
+  EXPECT_EQ(errors[3], "no such file");
+  for (const int rank : {0, 1, 2}) expect_part(errors[rank], "rank 3: no such file");
+}
+
+/// An index out of bounds stops rank 1's device, and every later question about it throws.
+TEST_P(DeviceFailures, AnErrorOfADeviceIsToldByItsRankAndReachesTheOthers) {
+  const auto errors = errors_in_time(3, [](const ParallelState& state) {
+    const ProcessGroup group = state.group(GroupKind::dp);
+    at::Tensor x = at::ones({4, 2}, state.device());
+    all_reduce(group, x, ReduceOp::sum, "first").wait();
+    x.cpu();
+    const int64_t row = state.rank() == 1 ? 9 : 1;
+    at::Tensor rows = at::embedding(x, at::tensor({row}).to(state.device()));
+    all_reduce(group, rows, ReduceOp::sum, "second").wait();
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the watch looks at it
+    rows.cpu();
+    state.check_failures();
+  });
+  for (const std::string& error : errors) expect_part(error, "aten::index_select");
+  for (const int rank : {0, 2}) {
+    expect_part(errors[rank], "rank 1");
+    expect_part(errors[rank], "second");
+  }
+  clear_device_errors();
+}
+
 /// Calls whose first use blocks the host of rank 0 until rank 1 arrives, and their names in errors.
 const std::vector<std::pair<std::string, void (*)(const ParallelState&)>> kFirstUses = {
     {"all_reduce (sum) of first",
@@ -326,6 +373,15 @@ void expect_told_by_rank_1(const std::vector<std::string>& errors) {
 TEST_P(DeviceFailures, ARankThatFailsWithinATrainingStepIsNamedByAll) {
   for (const char* label : {"bucket", "num_tokens", "loss"})
     expect_told_by_rank_1(errors_of_training(2, {"ddp.overlap_grad_reduce=true"}, label));
+}
+
+/// NCCL does not abort a communicator before the graphs with its collectives are gone.
+TEST_P(DeviceFailures, ARankThatFailsBesideARecordedMicroBatchIsNamedByAll) {
+  expect_told_by_rank_1(
+      errors_of_training(4,
+                         {"parallel.tensor_model_parallel_size=2", "train.cuda_graph=microbatch",
+                          "ddp.overlap_grad_reduce=true"},
+                         "bucket"));
 }
 
 TEST_P(DeviceFailures, AStageThatFailsIsNamedByTheWholePipeline) {

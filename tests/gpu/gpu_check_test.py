@@ -276,7 +276,7 @@ class Tools(Folder):
             context = self.context()
             context.bundle = bundle.Bundle(self.folder)
             context.run = lambda *words: commands.Result(status, output, "", 1)
-            return kernel_stage.sanitize(context, ["--tool", "memcheck"])
+            return kernel_stage.sanitize(context, ["--tool", "memcheck"], "of layers")
 
         find, kernel_stage.find = kernel_stage.find, lambda name: name
         self.addCleanup(setattr, kernel_stage, "find", find)

@@ -91,8 +91,8 @@ TEST(LayerKernels, DropoutEqualsTheCpu) {
         const Results cpu = results(at::kCPU);
         LOCKSTEP_NEEDS_CUDA();
         const Results cuda = results(kCuda);
-        expect_same(cuda, cpu, dtype);
-        EXPECT_TRUE(at::equal(cuda[1].cpu().eq(0), cpu[1].eq(0)));
+        for (size_t i = 0; i < cpu.size(); ++i)  // each operation rounds once, so no bit differs
+          EXPECT_TRUE(at::equal(cuda[i].cpu(), cpu[i])) << dtype << " width " << width;
       }
 }
 

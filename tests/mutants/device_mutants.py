@@ -116,20 +116,20 @@ DEVICE_MUTANTS = [
      [FAILURES]),
     ("not-aborted", "the host waits for a device that waits for a lost rank",
      "parallel_state/collectives/device_watch.cpp",
-     "if (const auto alive = communicator.lock()) alive->abort();",
-     "communicator.lock();",
+     "stay_on(device);\n        alive->abort();",
+     "stay_on(device);",
      [FAILURES]),
     ("forgotten-before-its-end", "operations are watched for a tenth of a second",
      "parallel_state/collectives/device_watch.cpp",
-     "if (!failure && ended) return true;",
-     "if (!failure) return true;",
+     "if (!progress.failure && progress.ended) return true;",
+     "if (!progress.failure) return true;",
      [FAILURES]),
     ("failure-asked-first", "a failure that NCCL tells with the end of a work is taken for the end",
      "parallel_state/collectives/device_watch.cpp",
-     "const bool ended = has_ended(*operation);  // asked first: NCCL's works learn of failures then\n"
-     "    const auto failure = failure_of(*operation);",
-     "const auto failure = failure_of(*operation);\n"
-     "    const bool ended = has_ended(*operation);",
+     "const bool ended = has_ended(operation);  // asked first: NCCL's works learn of failures then\n"
+     "    return {ended, failure_of(operation)};",
+     "const auto failure = failure_of(operation);\n"
+     "    return {has_ended(operation), failure};",
      ["device_failures_test:*ARankThatNcclFindsGoneIsNamedBeforeTheTimeout*"]),
     ("receives-early-while-kernels-load", "loading a kernel waits for a receive that never ends",
      "pipeline/executor.cpp",

@@ -18,11 +18,13 @@ void stay_on_loopback(const BackendSpec& spec) {
 }
 
 /// DeviceWatch explains failures and aborts. If c10d's watchdog sees a failure first, it holds a
-/// lock that every new operation takes for four times the first of these values, and then ends the
-/// process unless the second says otherwise. What the user has set stays.
+/// lock that every new operation takes for four times the first of these values. Then, or after an
+/// error of the device, it ends the process unless the other two say otherwise. What the user has
+/// set stays.
 void leave_failures_to_us() {
   c10::utils::set_env("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000", /*overwrite=*/false);
   c10::utils::set_env("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/false);
+  c10::utils::set_env("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0", /*overwrite=*/false);
 }
 
 c10::intrusive_ptr<c10d::Backend> make_backend(const BackendSpec& spec) {

@@ -62,7 +62,7 @@ class LaggingGuard final : public c10::impl::DeviceGuardImplInterface {
     *event = recorded.release();
   }
   void block(void* event, const c10::Stream& stream) const override { of(event).block(stream); }
-  bool queryEvent(void* event) const override { return of(event).reached(); }
+  bool queryEvent(void* event) const override { return of(event).query(); }
   void synchronizeEvent(void* event) const override { of(event).synchronize(); }
   double elapsedTime(void* first, void* second, c10::DeviceIndex) const override {
     const auto begin = of(first).time(), end = of(second).time();

@@ -234,6 +234,11 @@ bool DeviceEvent::reached() const {
   return time().has_value();
 }
 
+bool DeviceEvent::query() const {
+  throw_device_error(state_->device);
+  return reached();
+}
+
 void DeviceEvent::synchronize() const {
   state_->refuse_host("synchronize event");
   count_wait(state_->device, "synchronize event");

@@ -69,6 +69,8 @@ class DeviceEvent {
   /// Always blocks the real `stream`, even during a capture, and records nothing.
   void block_uncaptured(const c10::Stream& stream) const;
   bool reached() const;
+  /// The same for the host; throws the error of the event's device.
+  bool query() const;
   /// The host waits. Counted as "synchronize event"; throws the error of the event's device.
   void synchronize() const;
   /// Nullopt until it is reached.

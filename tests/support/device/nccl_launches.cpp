@@ -50,7 +50,7 @@ NcclLaunches::NcclLaunches(const BackendSpec& spec, c10::Device device,
 
 NcclLaunches::~NcclLaunches() {
   rules_->leave(this);
-  abort();
+  release_kernels();
 }
 
 NcclLaunches::WorkPtr NcclLaunches::collective(NcclCall call) {
@@ -169,8 +169,11 @@ void NcclLaunches::launch(const Member& member, const c10::Stream& stream, const
     rules->note(rank, [](NcclCounts& counts) { ++counts.kernels; });
   };
   const std::string what = "nccl " + kind;
-  const auto kernel = [communicator = member.communicator, rank = member.rank,
-                       tasks = std::move(tasks)] { communicator->run(rank, tasks); };
+  const auto kernel = [communicator = member.communicator, rank = member.rank, rules = rules_,
+                       global = global_rank_, tasks = std::move(tasks)] {
+    const NcclRules::OnDevice on_device(*rules, global);
+    communicator->run(rank, tasks);
+  };
   const auto capture = GraphCapture::of(stream);
   if (!capture) {
     count();

@@ -42,8 +42,9 @@ class NcclLaunches {
 
   void connect_eagerly();
   void shutdown();
+  /// Returns when nothing of this rank is on the device, and no graph with its collectives lives.
   void abort();
-  /// Like abort(), but also releases hosts that wait for the members of a new communicator.
+  /// Returns at once, and also releases hosts that wait for the members of a new communicator.
   void release();
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
   uint64_t sequence() const { return collectives_; }
@@ -65,6 +66,7 @@ class NcclLaunches {
     bool async = true;
   };
 
+  void release_kernels();
   Member group_communicator();
   Member pair_communicator(int peer);
   Member communicator(const std::string& key, const std::vector<int64_t>& ranks);

@@ -117,13 +117,20 @@ void NcclLaunches::shutdown() {
 }
 
 void NcclLaunches::release() {
-  abort();
+  release_kernels();
   const std::lock_guard<std::mutex> lock(mutex_);
   released_ = true;
   for (const auto& [key, member] : joining_) member.communicator->abort(member.rank);
 }
 
 void NcclLaunches::abort() {
+  release_kernels();
+  rules_->await_device(global_rank_);
+  while (graph_references_.use_count() > 1)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+void NcclLaunches::release_kernels() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (state_ != State::running) return;
   state_ = State::aborted;

@@ -46,6 +46,22 @@ void NcclRules::leave(const void* backend) {
   backends_.erase(backend);
 }
 
+NcclRules::OnDevice::OnDevice(NcclRules& rules, int64_t rank) : rules_(rules), rank_(rank) {
+  const std::lock_guard<std::mutex> lock(rules_.mutex_);
+  ++rules_.on_device_[rank_];
+}
+
+NcclRules::OnDevice::~OnDevice() {
+  const std::lock_guard<std::mutex> lock(rules_.mutex_);
+  --rules_.on_device_[rank_];
+  rules_.kernel_ended_.notify_all();
+}
+
+void NcclRules::await_device(int64_t rank) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  kernel_ended_.wait(lock, [&] { return on_device_[rank] == 0; });
+}
+
 NcclRules::HostBlock::HostBlock(NcclRules& rules, int64_t rank, const std::string& where)
     : rules_(rules), rank_(rank) {
   const std::lock_guard<std::mutex> lock(rules_.mutex_);

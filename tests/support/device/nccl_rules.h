@@ -1,5 +1,6 @@
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -57,6 +58,21 @@ class NcclRules {
   void enter(const void* backend, std::function<void()> abort);
   void leave(const void* backend);
 
+  /// A kernel of `rank` is on its device while this object lives.
+  class OnDevice {
+   public:
+    OnDevice(NcclRules& rules, int64_t rank);
+    ~OnDevice();
+    OnDevice(const OnDevice&) = delete;
+    OnDevice& operator=(const OnDevice&) = delete;
+
+   private:
+    NcclRules& rules_;
+    int64_t rank_;
+  };
+  /// Blocks until no kernel of `rank` is on its device.
+  void await_device(int64_t rank);
+
   /// Marks a host as blocked while this object lives.
   class HostBlock {
    public:
@@ -73,6 +89,8 @@ class NcclRules {
  private:
   mutable std::mutex mutex_;
   std::map<int64_t, NcclCounts> counts_;
+  std::condition_variable kernel_ended_;
+  std::map<int64_t, int> on_device_;  ///< kernels, by rank
   std::string error_;
   std::map<int64_t, std::vector<std::string>> blocked_;  ///< by rank, in order of entry
   std::mutex backends_mutex_;  ///< held while they are aborted, so that none leaves meanwhile

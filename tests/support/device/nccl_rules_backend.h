@@ -33,8 +33,9 @@ namespace lockstep::testing {
 /// - **Eager mode**, after eagerConnectSingleDevice(): messages use the group's communicator, and
 ///   so take turns with the collectives on its one stream.
 /// - **The end.** shutdown() waits for this rank's kernels. abort(), or destruction without either,
-///   releases them and leaves their outputs as they are; the other members keep spinning. Later
-///   calls throw.
+///   releases them and leaves their outputs as they are; the other members keep spinning. abort()
+///   then waits until no kernel of this rank is left on the device, also of other groups, and until
+///   all graphs with its collectives are gone. Later calls throw.
 /// - **The watchdog** ends the process if a work has not ended within the timeout after its launch:
 ///   see NcclRules::on_timeout.
 /// - **Graphs.** In a graph capture, a call is recorded and then counted at each replay; its works
