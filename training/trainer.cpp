@@ -203,7 +203,6 @@ void Trainer::start_step(RunEnd wish) {
   if (replay_is_due(iteration_ + 1)) replay();
   telemetry_->begin(follows);
   parallel_state_.begin_step(iteration_ + 1);
-  optimizer_->apply_schedule(scheduler_, consumed_samples_);
   const BatchSizes batch = batches_.at(consumed_samples_);
   loader_->seek(consumed_samples_ + left_out_samples_);
   const double loss_scale = optimizer_->loss_scale();
@@ -211,23 +210,27 @@ void Trainer::start_step(RunEnd wish) {
   const at::Tensor numbers = recorded_ && warm ? launch_recorded(batch, wish) : launch(batch, wish);
   if (!numbers.defined()) return telemetry_->abandon();
   ++iteration_;
+  const std::optional<double> decoupled =
+      decoupled_learning_rate(config_.optimizer, scheduler_, scheduled_samples());
   consumed_samples_ += batch.global;
   IterationMetrics metrics = {.iteration = iteration_,
                               .learning_rate = optimizer_->learning_rate(),
                               .consumed_samples = consumed_samples_,
                               .num_tokens = batch.global * config_.model.seq_length,
                               .loss_scale = loss_scale,
-                              .decoupled_learning_rate = decoupled_learning_rate(
-                                  config_.optimizer, scheduler_, consumed_samples_ - batch.global)};
+                              .decoupled_learning_rate = decoupled};
   telemetry_->note_launched(metrics);
   in_flight_.emplace(InFlight{.metrics = std::move(metrics),
                               .begin = begin,
                               .numbers = Download(numbers),
-                              .limits = limits_});
+                              .limits = limits_,
+                              .samples = batch.global});
   const int64_t interval = config_.parallel.desync_check_interval;
   if (interval > 0 && iteration_ % interval == 0) parallel_state_.check_in_step();
   remember_state();
 }
+
+int64_t Trainer::scheduled_samples() const { return consumed_samples_ - skipped_samples_; }
 
 at::Tensor Trainer::launch(const BatchSizes& batch, RunEnd wish) {
   {
@@ -240,6 +243,7 @@ at::Tensor Trainer::launch(const BatchSizes& batch, RunEnd wish) {
     model_->abandon_step();
     return {};
   }
+  optimizer_->apply_schedule(scheduler_, scheduled_samples());
   if (before_update_) std::exchange(before_update_, {})();
   if (recorded_) optimizer_->upload_numbers();
   const at::Tensor of_host =
@@ -267,6 +271,7 @@ at::Tensor Trainer::launch_recorded(const BatchSizes& batch, RunEnd wish) {
     tokens += static_cast<double>(*inputs.back().labels);
   }
   if (settle()) return {};
+  optimizer_->apply_schedule(scheduler_, scheduled_samples());
   if (before_update_) std::exchange(before_update_, {})();
   RecordedStep& step = *recorded_;
   if (!step.work.is_recorded() || step.inputs.size() != inputs.size()) record_step(inputs);
@@ -311,6 +316,7 @@ bool Trainer::settle() {
       std::chrono::duration<double>(now - std::max(in_flight_->begin, settled_at_)).count();
   settled_at_ = now;
   IterationMetrics metrics = in_flight_->metrics;
+  if (step.skipped) skipped_samples_ += in_flight_->samples;
   in_flight_.reset();
   metrics.lm_loss = loss;
   metrics.spike = limits.judge(loss, step.grad_norm);

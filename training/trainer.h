@@ -186,11 +186,15 @@ class Trainer {
     /// The numbers of sum_over_ranks(), of IterationTelemetry, then of Optimizer::start_step().
     Download numbers;
     SpikeLimits limits = {};
+    int64_t samples = 0;  ///< of its global batch
   };
 
   /// Launches an iteration and settles the previous one on the way. If that one ends the run,
   /// nothing that is launched has a lasting effect.
   void start_step(RunEnd wish);
+  /// Where the schedules of the learning rate and weight decay are. As in Megatron Core, a skipped
+  /// step does not advance them.
+  int64_t scheduled_samples() const;
   /// Both launch an iteration up to its update: the first operation by operation, the second from
   /// what was recorded. They return its numbers on the device, or an undefined tensor if the
   /// previous iteration ends the run.
@@ -276,7 +280,8 @@ class Trainer {
   OptimizerParamScheduler scheduler_;
   int64_t iteration_ = 0;  ///< the last that was launched
   int64_t consumed_samples_ = 0;
-  int64_t launched_ = 0;  ///< iterations of this object
+  int64_t skipped_samples_ = 0;  ///< of these, in steps that were skipped
+  int64_t launched_ = 0;         ///< iterations of this object
   std::optional<InFlight> in_flight_;
   std::chrono::steady_clock::time_point settled_at_;
   std::deque<IterationMetrics> settled_;  ///< still to be reported

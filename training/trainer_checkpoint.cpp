@@ -72,6 +72,7 @@ TrainingProgress Trainer::progress() {
   settle();
   TrainingProgress progress = {iteration_, consumed_samples_, skipped_.count(),
                                optimizer_->progress(), metrics_checksum_};
+  progress.skipped_samples = skipped_samples_;
   progress.spikes = {spikes_.losses(), spikes_.grad_norms(), left_out_samples_, came_from_};
   return progress;
 }
@@ -127,6 +128,7 @@ void Trainer::go_on_from(const CheckpointReader& checkpoint, bool weights_only) 
   optimizer_->restore(progress);
   iteration_ = manifest.iteration;
   consumed_samples_ = manifest.consumed_samples;
+  skipped_samples_ = manifest.skipped_samples;
   skipped_.restore(manifest.skipped_steps);
   metrics_checksum_ = manifest.metrics_checksum;
   left_out_samples_ = manifest.spikes.left_out_samples;

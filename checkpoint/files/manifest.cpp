@@ -9,7 +9,7 @@
 #include <set>
 #include <tuple>
 
-#include "lockstep/checkpoint/manifest_spikes.h"
+#include "lockstep/checkpoint/manifest_progress.h"
 #include "lockstep/checkpoint/safetensors_header.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
@@ -215,21 +215,11 @@ Manifest read(const proto::CheckpointManifest& from, const Reader& reader) {
                from.format_version(), kFormatVersion);
   reader.check(from.block_bytes() == kChecksumBlock, "block_bytes: found {}, allowed: {}",
                from.block_bytes(), kChecksumBlock);
-  reader.check(from.iteration() >= 0 && from.consumed_samples() >= 0 && from.optimizer_steps() >= 0,
-               "iteration, consumed_samples, optimizer_steps: found {}, {}, {}, allowed: >= 0",
-               from.iteration(), from.consumed_samples(), from.optimizer_steps());
-  reader.check(from.skipped_steps() >= 0 && from.skipped_steps() <= from.iteration(),
-               "skipped_steps: found {}, allowed: 0 to the iteration, {}", from.skipped_steps(),
-               from.iteration());
   Manifest manifest;
-  manifest.iteration = from.iteration();
-  manifest.consumed_samples = from.consumed_samples();
-  manifest.optimizer_steps = from.optimizer_steps();
-  manifest.skipped_steps = from.skipped_steps();
+  read_progress(from, reader, manifest);
   if (from.has_metrics_crc32()) manifest.metrics_checksum = from.metrics_crc32();
   manifest.layout = reader.layout(from.layout());
   if (from.has_scaler()) manifest.scaler = reader.scaler(from.scaler());
-  manifest.spikes = read_spikes(from.spikes(), reader);
   manifest.job_id = from.job_id();
   std::set<std::string> names;
   for (const auto& file : from.file()) manifest.files.push_back(reader.file(file, &names));
@@ -246,17 +236,13 @@ Manifest read(const proto::CheckpointManifest& from, const Reader& reader) {
 proto::CheckpointManifest to_message(const Manifest& manifest) {
   proto::CheckpointManifest message;
   message.set_format_version(kFormatVersion);
-  message.set_iteration(manifest.iteration);
-  message.set_consumed_samples(manifest.consumed_samples);
-  message.set_optimizer_steps(manifest.optimizer_steps);
-  if (manifest.skipped_steps > 0) message.set_skipped_steps(manifest.skipped_steps);
+  write_progress(manifest, message);
   if (manifest.metrics_checksum) message.set_metrics_crc32(*manifest.metrics_checksum);
   if (manifest.scaler) {
     message.mutable_scaler()->set_scale(manifest.scaler->scale);
     message.mutable_scaler()->set_growth_tracker(manifest.scaler->growth_tracker);
     message.mutable_scaler()->set_hysteresis_tracker(manifest.scaler->hysteresis_tracker);
   }
-  write_spikes(manifest.spikes, message);
   if (!manifest.job_id.empty()) message.set_job_id(manifest.job_id);
   write_layout(manifest.layout, message.mutable_layout());
   message.set_block_bytes(kChecksumBlock);

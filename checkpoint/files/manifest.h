@@ -76,7 +76,8 @@ struct Manifest {
   int64_t iteration = 0;
   int64_t consumed_samples = 0;
   int64_t optimizer_steps = 0;
-  int64_t skipped_steps = 0;  ///< in a row, up to this iteration
+  int64_t skipped_steps = 0;    ///< in a row, up to this iteration
+  int64_t skipped_samples = 0;  ///< of consumed_samples, in all skipped steps
   /// The checksum of the iteration's line in metrics.jsonl, by which a resumed run recognizes its
   /// lines.
   std::optional<uint32_t> metrics_checksum;

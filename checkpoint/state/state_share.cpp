@@ -73,6 +73,7 @@ Manifest manifest_of(const TrainingProgress& progress, const Config& config,
   Manifest manifest;
   manifest.iteration = progress.iteration;
   manifest.consumed_samples = progress.consumed_samples;
+  manifest.skipped_samples = progress.skipped_samples;
   manifest.optimizer_steps = progress.optimizer.num_steps;
   manifest.skipped_steps = progress.skipped_steps;
   manifest.metrics_checksum = progress.metrics_checksum;

@@ -40,6 +40,7 @@ struct TrainingProgress {
   /// checksum_of_line() of the iteration's line in metrics.jsonl.
   std::optional<uint32_t> metrics_checksum = {};
   ManifestSpikes spikes = {};
+  int64_t skipped_samples = 0;  ///< of consumed_samples, in all skipped steps
 };
 
 /// Whether the run's loss scale has a state that is worth keeping.
@@ -71,10 +72,11 @@ std::vector<StateTensor> whole_gradients(const std::vector<DistributedDataParall
 std::vector<StateTensor> kept_weights(const std::vector<DistributedDataParallel*>& models,
                                       const ParallelState& state);
 
-/// Fills `targets` from a checkpoint, converted to their dtypes. Weights in fp32 or fp64 are loaded
-/// from the master weights if the checkpoint's own weights are narrower. Master weights are loaded
-/// from the weights if the checkpoint has no master weights. FileError with the path: a tensor that
-/// is missing, has another shape or is damaged.
+/// Fills `targets` from a checkpoint, converted to their dtypes. If the checkpoint's own weights
+/// are bf16 or fp16, and the targets have another dtype, weights are loaded from the master
+/// weights, because rounding twice would give other values. Master weights are loaded from the
+/// weights if the checkpoint has no master weights. FileError with the path: a tensor that is
+/// missing, has another shape or is damaged.
 void load_state(CheckpointReader& checkpoint, const std::vector<StateTensor>& targets);
 
 /// Whether the checkpoint holds the optimizer's state.

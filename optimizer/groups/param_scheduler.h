@@ -8,7 +8,8 @@ namespace lockstep {
 
 /// Learning rate and weight decay as functions of the samples (sequences) that training has
 /// consumed, with the formulas of Megatron Core's OptimizerParamScheduler. They keep no state, so
-/// a resumed run needs nothing but its count of samples.
+/// a resumed run needs nothing but its count of samples. As in Megatron, `lockstep train` does not
+/// count the samples of steps that were skipped.
 ///
 /// Learning rate after n samples, with w samples of warm-up, d of warm-up and decay together, and
 /// r = (n - w) / (d - w):

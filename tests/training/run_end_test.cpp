@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <random>
 #include <set>
 
@@ -195,6 +197,42 @@ TEST(SkippedSteps, AreToldWithTheReasonsThatAreKnown) {
   EXPECT_EQ(steps.count(), 5);
   EXPECT_FALSE(steps.are_only_above_threshold()) << "nothing is known of four of them";
   EXPECT_EQ(steps.reasons(0.5), above);
+}
+
+/// As in Megatron Core, whose training loop advances its scheduler only after an update.
+TEST_F(RunEndTest, SkippedStepsDoNotAdvanceTheSchedules) {
+  const std::string into = folder_.path() / "scheduled";
+  const auto rates_of = [&](const std::string& iterations, const std::vector<int64_t>& bad,
+                            const std::string& folder) {
+    const Config configuration =
+        config({"optimizer.lr_warmup_iters=4", "optimizer.lr_decay_iters=9", "train.eval_iters=0",
+                "optimizer.lr_decay_style=linear", "checkpoint.load=" + folder,
+                "checkpoint.load_if_present=true", "train.train_iters=" + iterations});
+    std::vector<double> rates;
+    testing::run_ranks(2, [&](const ParallelState& state) {
+      RunCheckpoints checkpoints(configuration.checkpoint, folder, state);
+      Trainer trainer(configuration, state);
+      checkpoints.load(trainer);
+      spoil(trainer, state, [&](int64_t i) { return std::ranges::count(bad, i) > 0; });
+      TrainCallbacks callbacks;
+      callbacks.iteration = [&](const IterationMetrics& metrics) {
+        if (state.rank() == 0) rates.push_back(metrics.learning_rate);
+      };
+      callbacks.checkpoint = [&](bool last) { checkpoints.after_iteration(trainer, last); };
+      trainer.run(callbacks);
+    });
+    return rates;
+  };
+  const std::vector<double> straight = rates_of("9", {}, folder_.path() / "straight");
+  std::vector<double> rates = rates_of("4", {1, 2, 4}, into);
+  const std::vector<double> resumed = rates_of("9", {1, 2, 4, 7}, into);
+  rates.insert(rates.end(), resumed.begin(), resumed.end());
+  ASSERT_EQ(rates.size(), 9U);
+  for (const auto& [iteration, steps] : std::map<size_t, size_t>{
+           {1, 0}, {2, 0}, {3, 0}, {4, 1}, {5, 1}, {6, 2}, {7, 3}, {8, 3}, {9, 4}})
+    EXPECT_EQ(rates[iteration - 1], straight[steps]) << iteration;
+  EXPECT_EQ(CheckpointReader(into).manifest().skipped_samples * 9,
+            CheckpointReader(into).manifest().consumed_samples * 4);
 }
 
 TEST_F(RunEndTest, AThresholdThatSkipsEveryStepIsNamed) {
