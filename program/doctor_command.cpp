@@ -106,17 +106,22 @@ Json examine() {
           {"self_test", failure.empty() ? "two ranks reduced 65536 elements over Gloo" : failure}};
 }
 
+/// Bytes that are not UTF-8, as an environment may have, are replaced.
+std::string text_of(const Json& json, int indent = -1) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
 void print_text(const Json& report) {
   for (const auto& [section, content] : report.items()) {
     if (!content.is_object()) {
       std::cout << section << ": "
-                << (content.is_string() ? content.get<std::string>() : content.dump()) << "\n";
+                << (content.is_string() ? content.get<std::string>() : text_of(content)) << "\n";
       continue;
     }
     std::cout << section << ":\n";
     for (const auto& [name, value] : content.items())
       std::cout << "  " << name << ": "
-                << (value.is_string() ? value.get<std::string>() : value.dump()) << "\n";
+                << (value.is_string() ? value.get<std::string>() : text_of(value)) << "\n";
   }
 }
 
@@ -147,10 +152,9 @@ void write_calibration(const DoctorArguments& arguments) {
   write_output_file(arguments.machine_path,
                     "# Written by lockstep doctor --calibrate.\n" + machine_text(machine));
   if (arguments.json)
-    std::cout << Json{{"machine", arguments.machine_path},
-                      {"name", machine.name},
-                      {"seconds", seconds}}
-                     .dump()
+    std::cout << text_of({{"machine", arguments.machine_path},
+                          {"name", machine.name},
+                          {"seconds", seconds}})
               << "\n";
   else
     std::cout << fmt::format("{}: {}, measured in {:.0f} s\n", arguments.machine_path, machine.name,
@@ -191,7 +195,7 @@ void add_doctor_command(CLI::App& program) {
     if (!arguments->machine_path.empty()) return write_calibration(*arguments);
     const Json report = examine();
     if (arguments->json)
-      std::cout << report.dump(2) << "\n";
+      std::cout << text_of(report, 2) << "\n";
     else
       print_text(report);
     if (!report["ok"].get<bool>()) throw ExitStatus{1, ""};

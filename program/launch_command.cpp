@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string_view>
+#include <system_error>
 #include <thread>
 
 #include "lockstep/core/check.h"
@@ -77,18 +80,39 @@ void check(const LaunchArguments& given) {
                        given.nodes);
 }
 
-/// Whether the ranks train with train.elastic = dp. The ranks report what cannot be read, unless
-/// there are to be spares, which depend on it.
-bool trains_elastically(const LaunchArguments& given) {
-  if (given.arguments.empty() || given.arguments.front() != "train") return false;
+/// What `train` is to be started with; nullopt for another command, or if that cannot be read. The
+/// ranks report it then, unless there are to be spares, which depend on it.
+std::optional<TrainArguments> train_arguments(const LaunchArguments& given) {
+  if (given.arguments.empty() || given.arguments.front() != "train") return std::nullopt;
   CLI::App train;
   TrainArguments arguments;
   add_train_options(train, arguments);
   train.allow_extras();
   try {
     train.parse(std::vector<std::string>(given.arguments.rbegin(), given.arguments.rend() - 1));
-    return load_train_config(arguments).train.elastic == Elastic::dp;
+    return arguments;
   } catch (const CLI::Error&) {
+  } catch (const Error&) {
+    if (given.spares > 0) throw;
+  }
+  return std::nullopt;
+}
+
+void check_config_file(const std::string& path) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  require<ConfigError>(!std::filesystem::is_fifo(status) && !std::filesystem::is_socket(status),
+                       "CONFIG: '{}' can be read only once; allowed with launch: a file, which "
+                       "every rank reads",
+                       path);
+}
+
+/// Whether the ranks train with train.elastic = dp. The ranks report what cannot be read, as above.
+bool trains_elastically(const LaunchArguments& given) {
+  const auto arguments = train_arguments(given);
+  if (!arguments) return false;
+  try {
+    return load_train_config(*arguments).train.elastic == Elastic::dp;
   } catch (const Error&) {
     if (given.spares > 0) throw;
   }
@@ -163,6 +187,7 @@ constexpr char kRanksDoNotStay[] =
 
 void run(const LaunchArguments& given) {
   check(given);
+  if (const auto arguments = train_arguments(given)) check_config_file(arguments->config_path);
   const std::string program = given.program.empty() ? program_file().string() : given.program;
   LaunchedProgram ranks = {.file = program,
                            .arguments = given.arguments,

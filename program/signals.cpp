@@ -53,11 +53,23 @@ extern "C" void on_last_signal(int /*signal*/) {
   ::_exit(exit_status);
 }
 
+bool is_ignored(int signal) {
+  struct sigaction action = {};
+  return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
+/// Leaves it alone if the process was started with the signal ignored.
+void handle(int signal, void (*handler)(int)) {
+  static const bool ignores_sigterm = is_ignored(SIGTERM), ignores_sigint = is_ignored(SIGINT);
+  if (signal == SIGTERM ? ignores_sigterm : ignores_sigint) return;
+  std::signal(signal, handler);
+}
+
 }  // namespace
 
-void note_sigterm() { std::signal(SIGTERM, on_stop_signal); }
+void note_sigterm() { handle(SIGTERM, on_stop_signal); }
 
-void note_sigint() { std::signal(SIGINT, on_stop_signal); }
+void note_sigint() { handle(SIGINT, on_stop_signal); }
 
 void note_signals_only_beside(int descriptor) { awaited = descriptor; }
 
@@ -68,14 +80,14 @@ int noted_signal() { return noted; }
 void forget_noted_signal() { noted = 0; }
 
 void ignore_signals() {
-  std::signal(SIGTERM, SIG_IGN);
-  std::signal(SIGINT, SIG_IGN);
+  handle(SIGTERM, SIG_IGN);
+  handle(SIGINT, SIG_IGN);
 }
 
 void exit_on_signals(int status) {
   exit_status = status;
-  std::signal(SIGTERM, on_last_signal);
-  std::signal(SIGINT, on_last_signal);
+  handle(SIGTERM, on_last_signal);
+  handle(SIGINT, on_last_signal);
 }
 
 }  // namespace lockstep

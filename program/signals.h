@@ -1,5 +1,7 @@
 #pragma once
 
+// A signal that was ignored when the process started, as behind `nohup` or in a script's `&`, stays
+// ignored.
 namespace lockstep {
 
 /// From now on a first SIGTERM does not end the process; it is noted.

@@ -14,8 +14,13 @@
 namespace lockstep {
 namespace {
 
-/// "q_proj" of "model.layers.0.self_attn.q_proj"
-std::string last_part(const std::string& module) { return module.substr(module.rfind('.') + 1); }
+/// "q_proj" of "model.layers.0.self_attn.q_proj"; for GPT-2, whose attention and MLP both have a
+/// "c_proj", "attn.c_proj".
+std::string target_of(const std::string& module, HuggingFaceFamily family) {
+  size_t dot = module.rfind('.');
+  if (family == HuggingFaceFamily::gpt2) dot = module.rfind('.', dot - 1);
+  return module.substr(dot + 1);
+}
 
 std::string format_config(const Config& config, const std::set<std::string>& modules) {
   const LoraConfig& lora = config.lora;
@@ -53,7 +58,7 @@ PeftAdapters peft_adapters(const Config& config, const SavedWeights& weights,
       const std::string prefix = "base_model.model." + module;
       adapters.tensors.emplace_back(prefix + ".lora_A.weight", a);
       adapters.tensors.emplace_back(prefix + ".lora_B.weight", rows);
-      modules.insert(last_part(module));
+      modules.insert(target_of(module, hugging_face_family(config.model)));
     }
   }
   adapters.config = format_config(config, modules);

@@ -12,6 +12,7 @@
 #include "lockstep/core/config_bounds.h"
 #include "lockstep/core/config_rules.h"
 #include "lockstep/core/field_suggestions.h"
+#include "lockstep/core/followers.h"
 #include "lockstep/core/input_file.h"
 
 #include "core/config/config.pb.h"
@@ -121,25 +122,43 @@ Number parse_number(const std::string& text, const std::string& option, const ch
   return value;
 }
 
-std::string without_quotes(const std::string& text) {
-  const bool quoted = text.size() >= 2 && text.front() == '"' && text.back() == '"';
-  return quoted ? text.substr(1, text.size() - 2) : text;
+bool is_quoted(const std::string& text) {
+  return text.size() >= 2 && text.front() == '"' && text.back() == '"';
+}
+
+void check_one_value(size_t found, const std::string& option) {
+  require<ConfigError>(found <= 1, "{}: found several values, allowed: one, or a list in []",
+                       option);
+}
+
+/// Sets the field to a value in text format, and nothing else.
+void set_from_text(pb::Message* message, const FieldDescriptor& field, const std::string& value,
+                   const std::string& option) {
+  const std::unique_ptr<pb::Message> parsed(message->New());  // the parser clears its target
+  parse_text(field.name() + ": " + value, option, parsed.get());
+  std::vector<const FieldDescriptor*> set;
+  parsed->GetReflection()->ListFields(*parsed, &set);
+  check_one_value(set.size(), option);
+  message->GetReflection()->ClearField(message, &field);
+  message->MergeFrom(*parsed);
 }
 
 /// `value` is a list in brackets, or its only element.
 void set_list(pb::Message* message, const FieldDescriptor& field, const std::string& value,
               const std::string& option) {
   const pb::Reflection& reflection = *message->GetReflection();
+  if (!value.empty() && value.front() == '[') return set_from_text(message, field, value, option);
+  if (is_quoted(value)) {
+    set_from_text(message, field, value, option);
+    const int size = reflection.FieldSize(*message, &field);
+    return check_one_value(static_cast<size_t>(size), option);
+  }
   reflection.ClearField(message, &field);
-  if (!value.empty() && value.front() == '[') {
-    const std::unique_ptr<pb::Message> list(message->New());  // the parser clears its target
-    parse_text(field.name() + ": " + value, option, list.get());
-    message->MergeFrom(*list);
-  } else if (field.cpp_type() == FieldDescriptor::CPPTYPE_INT64) {
+  if (field.cpp_type() == FieldDescriptor::CPPTYPE_INT64) {
     const char* const kind = "a whole number of 64 bits, or a list of them, as in [0, 1]";
     reflection.AddInt64(message, &field, parse_number<int64_t>(value, option, kind));
   } else {
-    reflection.AddString(message, &field, without_quotes(value));
+    reflection.AddString(message, &field, value);
   }
 }
 
@@ -164,7 +183,8 @@ void set_field(pb::Message* message, const FieldDescriptor& field, const std::st
       break;
     }
     default:
-      reflection.SetString(message, &field, without_quotes(value));
+      if (is_quoted(value)) return set_from_text(message, field, value, option);
+      reflection.SetString(message, &field, value);
   }
 }
 
@@ -309,6 +329,7 @@ Config parse_config(std::string_view text, const std::string& origin,
                        text.size(), kMaxTextBytes);
   proto::Config message;
   parse_text(std::string(text), origin, &message);
+  forget_followers(overrides, &message);
   for (const std::string& assignment : overrides) apply_override(&message, assignment);
   check_fields(message);
   const Config config = config_from_message(message);

@@ -252,13 +252,13 @@ std::string split_of(const DataConfig& data) {
 std::vector<double> parse_split(const std::string& split) {
   const auto parsed = parse_numbers<double>(split, ',');
   std::vector<double> shares = parsed.value_or(std::vector<double>());
-  require<ConfigError>(
-      (shares.size() == 2 || shares.size() == 3) && all_shares(shares) && shares[0] > 0,
-      "data.split: found '{}', allowed: two or three shares, as in 90,10; the "
-      "first, training, more than 0",
-      split);
+  const bool right_number = shares.size() == 2 || shares.size() == 3;
   shares.resize(3, 0.0);
   const double total = shares[0] + shares[1] + shares[2];
+  require<ConfigError>(right_number && all_shares(shares) && shares[0] > 0 && std::isfinite(total),
+                       "data.split: found '{}', allowed: two or three shares with a finite sum, as "
+                       "in 90,10; the first, training, more than 0",
+                       split);
   for (double& share : shares) share /= total;
   return shares;
 }

@@ -111,7 +111,10 @@ LaunchEnvironment read_open_mpi(const Variables& variables) {
 LaunchEnvironment read_slurm(const Variables& variables) {
   LaunchEnvironment env;
   env.launcher = Launcher::slurm;
-  env.world_size = variables.number("SLURM_NTASKS", 1, kMaxRanks);
+  // An interactive step keeps the job's SLURM_NTASKS and has one task.
+  const bool of_step = variables.has("SLURM_STEP_NUM_TASKS");
+  env.world_size =
+      variables.number(of_step ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS", 1, kMaxRanks);
   env.rank = variables.number("SLURM_PROCID", 0, env.world_size - 1);
   const bool one_node = variables.number_or("SLURM_STEP_NUM_NODES", 1, kMaxRanks, 1) == 1;
   env.local_world_size = one_node

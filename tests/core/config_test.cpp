@@ -207,6 +207,13 @@ TEST(Config, ContradictionsAreNamed) {
        "parallel.virtual_pipeline_model_parallel_size: found 2"},
       {{"data.split=90;10"}, "data.split: found '90;10'"},
       {{"data.split=0,10"}, "data.split: found '0,10'"},
+      {{"data.split=1e308,1e308"}, "data.split: found '1e308,1e308'"},
+      {{"model.moe_layer_freq=[1] num_layers: 7"},
+       "--set model.moe_layer_freq=[1] num_layers: 7: found several values, allowed: one"},
+      {{R"(data.tokenizer="a" cache_path: "b")"},
+       R"(--set data.tokenizer="a" cache_path: "b": found several values, allowed: one)"},
+      {{R"(data.path="a" path: "b")"},
+       R"(--set data.path="a" path: "b": found several values, allowed: one)"},
       {{"data.split=1,0", "data.valid_path=a"},
        "data.split: found '1,0', allowed: none beside data.valid_path"},
       {{"data.test_path=a"},
@@ -232,6 +239,34 @@ TEST(Config, AllOfThePathIsForTrainingBesideAValidPath) {
   EXPECT_EQ(config.data.split, std::nullopt);
   EXPECT_EQ(split_of(config.data), "1,0");
   EXPECT_EQ(print_config(parse_config(print_config(config), "again")), print_config(config));
+}
+
+TEST(Config, OverridesOfAnEffectiveConfigurationReachWhatFollowsThem) {
+  const std::string effective = print_config(parse_config("", "x", {"data.path=a"}));
+  const Config decay = parse_config(effective, "x", {"optimizer.weight_decay=0.5"});
+  EXPECT_EQ(decay.optimizer.start_weight_decay, 0.5);
+  EXPECT_EQ(decay.optimizer.end_weight_decay, 0.5);
+  EXPECT_EQ(split_of(parse_config(effective, "x", {"data.valid_path=b"}).data), "1,0");
+  const Config kept =
+      parse_config(effective, "x",
+                   {"optimizer.weight_decay_incr_style=linear", "optimizer.end_weight_decay=0.7"});
+  EXPECT_EQ(kept.optimizer.start_weight_decay, 0.01);
+  const Config own = parse_config(effective, "x",
+                                  {"optimizer.weight_decay=0.5", "optimizer.end_weight_decay=0.7",
+                                   "optimizer.weight_decay_incr_style=linear"});
+  EXPECT_EQ(own.optimizer.start_weight_decay, 0.5);
+  EXPECT_EQ(own.optimizer.end_weight_decay, 0.7);
+}
+
+TEST(Config, AQuotedValueIsReadAsInAFile) {
+  const auto prompt_of = [](const std::string& value) {
+    return parse_config("", "x", {"train.sample_prompt=" + value}).train.sample_prompt;
+  };
+  EXPECT_EQ(prompt_of(R"("a\nb\"c")"), "a\nb\"c");
+  EXPECT_EQ(prompt_of(R"(a\nb)"), R"(a\nb)");
+  EXPECT_EQ(prompt_of(R"(")"), R"(")");
+  EXPECT_EQ(parse_config("", "x", {R"(data.path="a\tb")"}).data.path,
+            std::vector<std::string>{"a\tb"});
 }
 
 TEST(Config, LayersWithExpertsAreANumberOrAList) {

@@ -270,6 +270,9 @@ class CommandLine(EndToEnd):
         broken = run(LOCKSTEP, "doctor", "--json", RANK="x", WORLD_SIZE=2)
         self.assertEqual(broken.returncode, 1)
         self.assertIn("RANK", json.loads(broken.stdout)["launch"]["error"])
+        no_text = run(LOCKSTEP, "doctor", "--json", MASTER_ADDR="\udcff", MASTER_PORT=29511, RANK=0,
+                      WORLD_SIZE=2)
+        self.assertIn("\ufffd", json.dumps(json.loads(no_text.stdout), ensure_ascii=False))
 
 
 if __name__ == "__main__":

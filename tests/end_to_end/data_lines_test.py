@@ -10,7 +10,7 @@ import subprocess
 import unittest
 
 from data_test import read_dataset
-from support import LOCKSTEP, EndToEnd, clean_environment, launch, metrics, run
+from support import LOCKSTEP, EndToEnd, clean_environment, launch, memory_limit, metrics, run
 
 
 def zstd(text):
@@ -61,8 +61,7 @@ class DataLines(EndToEnd):
             for _ in range(64):
                 file.write(part)
             file.write(b'"}\n{"text": "b"}\n')
-        sanitized = b"__asan_init" in LOCKSTEP.read_bytes()  # sanitizers reserve terabytes
-        limit = resource.RLIM_INFINITY if sanitized else 64 * len(part)
+        limit = memory_limit(64 * len(part))
         result = subprocess.run(
             [LOCKSTEP, "data", "build", "--input", path, "--tokenizer", "byte", "--output",
              self.folder / "set"], capture_output=True, env=clean_environment(), check=False,

@@ -12,7 +12,8 @@ import time
 import unittest
 import zlib
 
-from support import LOCKSTEP, SMALL, SOURCE, EndToEnd, clean_environment, launch, metrics, run
+from support import (LOCKSTEP, SMALL, SOURCE, EndToEnd, clean_environment, launch, memory_limit,
+                     metrics, run)
 
 GPT2 = SOURCE / "data/gpt2"
 
@@ -74,8 +75,7 @@ class Data(EndToEnd):
         with open(big, "wb") as file:
             for _ in range(64):
                 file.write(line * 2**15)
-        sanitized = b"__asan_init" in LOCKSTEP.read_bytes()  # sanitizers reserve terabytes
-        limit = resource.RLIM_INFINITY if sanitized else big.stat().st_size
+        limit = memory_limit(big.stat().st_size)
         result = subprocess.run(
             [LOCKSTEP, "data", "build", "--input", big, "--tokenizer", "byte", "--output",
              self.folder / "set"], capture_output=True, env=clean_environment(), check=False,

@@ -22,7 +22,6 @@ RECIPES = {"none": ([], STEPS),
 TRAINED = ["train.precision=fp32", "train.micro_batch_size=1", "train.global_batch_size=1",
            "train.eval_iters=0", "data.split=1,0", "optimizer.lr=0.003",
            "optimizer.lr_decay_style=constant", "optimizer.weight_decay=0",
-           "optimizer.start_weight_decay=0", "optimizer.end_weight_decay=0",
            "optimizer.adam_beta2=0.95", "optimizer.clip_grad=0.7", "train.device=cpu",
            f"train.train_iters={STEPS}"]
 # Usage: FOLDER. Makes a random GPT-2, whose attention has one matrix for queries, keys and values,

@@ -267,6 +267,14 @@ class Launch(SmallRanks):
                 self.assert_failed(run(LOCKSTEP, "launch", *arguments), 2, part)
 
 
+    def test_a_configuration_that_can_be_read_once_is_refused(self):
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        for nodes in ((), ("--nodes", 2, "--node-rank", 0, "--rendezvous", "h:1")):
+            self.assert_failed(run(LOCKSTEP, "launch", "-n", 1, *nodes, "--", "train", pipe), 2,
+                               f"CONFIG: '{pipe}' can be read only once")
+
+
 class Torchrun(EndToEnd):
     """Which torchrun is chosen, among those that PATH leads to."""
 

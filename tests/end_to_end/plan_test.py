@@ -5,7 +5,7 @@ import resource
 import subprocess
 import unittest
 
-from support import BUILD, LOCKSTEP, SOURCE, EndToEnd, clean_environment, run
+from support import LOCKSTEP, SOURCE, EndToEnd, clean_environment, memory_limit, run
 
 KINDS = ["tp", "cp", "dp", "dp-cp", "pp", "tp-pp", "tp-dp", "tp-cp", "tp-dp-cp", "ep", "expert-tp",
          "expert-dp", "tp-ep", "tp-ep-pp", "embedding", "position-embedding", "intra-dp-cp",
@@ -151,8 +151,7 @@ class Plan(EndToEnd):
 
     def groups_in_little_memory(self, *arguments):
         """Returns the answer, computed in an address space of LIMIT bytes."""
-        sanitized = "LOCKSTEP_SANITIZE:STRING=\n" not in (BUILD / "CMakeCache.txt").read_text()
-        limit = resource.RLIM_INFINITY if sanitized else LIMIT  # sanitizers reserve terabytes
+        limit = memory_limit(LIMIT)
         result = subprocess.run(
             [LOCKSTEP, "plan", "groups", "--json", *map(str, arguments)], stdout=subprocess.PIPE,
             env=clean_environment(), check=True,

@@ -4,6 +4,8 @@ import functools
 import json
 import os
 import pathlib
+import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -16,10 +18,20 @@ BUILD = pathlib.Path(os.environ.get("LOCKSTEP_BUILD", SOURCE / "build"))
 LOCKSTEP = BUILD / "lockstep"
 TORCHRUN = pathlib.Path(sys.executable).parent / "torchrun"
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in case this process ignores it
+
 
 @functools.cache
 def has_host_transport():
     return "LOCKSTEP_HOST_TRANSPORT:BOOL=OFF" not in (BUILD / "CMakeCache.txt").read_text()
+
+
+@functools.cache
+def memory_limit(limit):
+    """Returns `limit` as a limit of addresses; sanitizers, which reserve terabytes, get none."""
+    program = LOCKSTEP.read_bytes()
+    sanitized = b"__asan_init" in program or b"__tsan_init" in program
+    return resource.RLIM_INFINITY if sanitized else limit
 
 
 def needs_host_transport(test):

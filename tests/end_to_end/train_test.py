@@ -223,12 +223,27 @@ class Train(EndToEnd):
         self.assertEqual(aside.read_text(), foreign)
         self.assertEqual([i for i, _ in self.losses(output)], [7, 8])
 
-    def start_endless(self, *arguments):
+    def start_endless(self, *arguments, before=None):
         process = subprocess.Popen(
             [LOCKSTEP, "train", self.config, "--set", "train.train_iters=1000000", *arguments],
-            env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            preexec_fn=before)
         self.addCleanup(end, process)
         return process
+
+    def test_a_signal_that_was_ignored_stays_ignored(self):
+        output = self.folder / "ignores"
+        process = self.start_endless(
+            "--output", output, before=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+        self.wait_for_iterations(output)
+        process.send_signal(signal.SIGINT)
+        done = len(metrics(output)[0])
+        while len(metrics(output)[0]) < done + 3:
+            self.assertIsNone(process.poll())
+        process.send_signal(signal.SIGTERM)
+        error = process.communicate(timeout=60)[1].decode()
+        self.assertEqual(process.returncode, 3, error)
+        self.assertIn("SIGTERM: stopped", error)
 
     def test_a_signal_ends_after_the_running_iteration(self):
         for sent in ((signal.SIGTERM,), (signal.SIGINT,), (signal.SIGINT, signal.SIGTERM)):

@@ -114,6 +114,19 @@ TEST(LaunchEnvironment, AShellInsideASlurmAllocationIsASingleProcess) {
   EXPECT_EQ(read({{"SLURM_JOB_ID", "77"}, {"SLURM_NTASKS", "4"}}).launcher, Launcher::none);
 }
 
+/// Its one task has the variables of the whole job.
+TEST(LaunchEnvironment, SlurmsInteractiveStepIsAWorldOfItsOwn) {
+  const auto env = read({{"SLURM_JOB_ID", "77"},
+                         {"SLURM_STEP_ID", "4294967290"},
+                         {"SLURM_PROCID", "0"},
+                         {"SLURM_LOCALID", "0"},
+                         {"SLURM_NTASKS", "8"},
+                         {"SLURM_STEP_NUM_TASKS", "1"}});
+  EXPECT_EQ(env.launcher, Launcher::slurm);
+  EXPECT_EQ(env.world_size, 1);
+  EXPECT_EQ(env.local_world_size, 1);
+}
+
 TEST(LaunchEnvironment, SlurmsListsAreParsed) {
   EXPECT_EQ(first_slurm_host("login"), "login");
   EXPECT_EQ(first_slurm_host("a,b"), "a");
