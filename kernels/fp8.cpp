@@ -19,6 +19,16 @@ constexpr double kLargestScale = 0x1p100;
 
 double largest_number(at::ScalarType format) { return format == at::kFloat8_e5m2 ? 57344 : 448; }
 
+/// The largest absolute values along `dims`, fp32 [count, 1].
+at::Tensor largest_along(const at::Tensor& x, at::OptionalIntArrayRef dims, int64_t count) {
+  if (x.numel() == 0) return at::zeros({count, 1}, x.options().dtype(at::kFloat));
+  // libtorch's norm has no dtype that is narrower than that of x.
+  const at::ScalarType dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return at::linalg_vector_norm(x, kInfinity, dims, /*keepdim=*/false, dtype)
+      .to(at::kFloat)
+      .view({count, 1});
+}
+
 at::Tensor reference_mm(const Fp8Matrix& a, const Fp8Matrix& b,
                         const std::optional<at::Tensor>& bias) {
   at::Tensor product = at::mm(a.values.to(at::kFloat), b.values.to(at::kFloat).t());
@@ -41,16 +51,14 @@ bool has_kernel(const at::Tensor& x) {
 
 }  // namespace
 
-at::Tensor largest_absolute(const at::Tensor& x) {
-  return at::linalg_vector_norm(x, kInfinity, {}, /*keepdim=*/false, at::kFloat).view({1, 1});
-}
+at::Tensor largest_absolute(const at::Tensor& x) { return largest_along(x, {}, 1); }
 
 at::Tensor largest_absolute_of_rows(const at::Tensor& x) {
-  return at::linalg_vector_norm(x, kInfinity, {-1}, /*keepdim=*/true, at::kFloat);
+  return largest_along(x, {-1}, x.size(0));
 }
 
 at::Tensor largest_absolute_of_columns(const at::Tensor& x) {
-  return at::linalg_vector_norm(x, kInfinity, {0}, /*keepdim=*/true, at::kFloat).t();
+  return largest_along(x, {0}, x.size(1));
 }
 
 at::Tensor fp8_scale(const at::Tensor& largest, at::ScalarType format, int64_t margin) {

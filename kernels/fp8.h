@@ -23,7 +23,8 @@ struct Fp8Matrix {
   at::Tensor inverse_scales;  ///< fp32 [1, 1], or [rows, 1]
 };
 
-/// The largest absolute value of all elements, fp32 [1, 1]; NaN if any element is NaN.
+/// The largest absolute value of all elements, fp32 [1, 1]; 0 if there are none, NaN if any is NaN.
+/// Here and below, x is fp64, fp32, bf16 or fp16, and may be empty.
 at::Tensor largest_absolute(const at::Tensor& x);
 
 /// The same for each row of a matrix, fp32 [rows, 1], and for each column, fp32 [width, 1].

@@ -147,6 +147,8 @@ Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const Optimiz
   });
   for (DistributedDataParallel* model : models_) model->finish_param_sync();
   counted_ = std::make_unique<CountedRanges>(models_, Gaps::included, "Optimizer");
+  if (config.log_num_zeros_in_grad)
+    zeros_ = std::make_unique<CountedRanges>(models_, Gaps::excluded_with_padding, "Optimizer");
   make_states(overrides);
   scaler_ = make_scaler(config, any_rank(state, has_fp16(models_), "fp16 parameters"));
 }
@@ -229,7 +231,7 @@ at::Tensor Optimizer::start_step(const StepLimits& limits) {
   const double scale = loss_scale();
   const at::Tensor norm = grad_norm(*counted_) / scale;
   at::Tensor zeros = at::zeros_like(norm);
-  if (config_.log_num_zeros_in_grad) zeros = count_zeros(models_).to(norm.scalar_type());
+  if (zeros_) zeros = count_zeros(*zeros_).to(norm.scalar_type());
   if (offloaded_) {
     for (OptimizerState& one : states_) one.fetch();
   } else if (!norm.is_cpu()) {
@@ -266,6 +268,8 @@ void Optimizer::keep_numbers_on_device() {
   require<UsageError>(!offloaded_,
                       "Optimizer::keep_numbers_on_device: found optimizer.offload = true, allowed: "
                       "false, because the host updates");
+  if (numbers_on_device_) return;
+  for (const OptimizerState& state : states_) state.count_numbers();
   for (OptimizerState& state : states_) state.keep_numbers_on_device(groups_.size());
   numbers_on_device_ = true;
   upload_numbers();

@@ -111,7 +111,8 @@ class Optimizer {
   /// The models must outlive the optimizer. `rule`, unless null, replaces optimizer.optimizer.
   /// Collective over dp-cp, tp and pp: the ranks compare `config`, the numbers of `overrides` and
   /// the statement of `rule` (CommunicationError, naming the field and two ranks), their tied
-  /// parameters and those whose gradients are partial over pp, and agree on the loss scale.
+  /// parameters and those whose gradients are partial over pp, and agree on the loss scale. With
+  /// optimizer.log_num_zeros_in_grad they also exchange what count_zeros() needs.
   ///
   /// UsageError: no model; some models with and some without ddp.use_distributed_optimizer.
   /// ConfigError: a number out of its bounds; parameters of a dtype other than fp32, fp64, bf16 and
@@ -156,8 +157,9 @@ class Optimizer {
   /// For a step that is recorded once and launched many times, as a CUDA graph: from now on the
   /// updates read learning rates, weight decay and bias corrections from the device's memory.
   /// upload_numbers() fills that memory for the next step: call it before each start_step() and
-  /// before each launch of a recorded step. finish_step() follows each, as usual. UsageError: an
-  /// update rule without step_numbers(), such as muon; an offloaded state.
+  /// before each launch of a recorded step. finish_step() follows each, as usual. A second
+  /// call does nothing: the memory stays where a recorded step reads it. UsageError, without a
+  /// change: an update rule without step_numbers(), such as muon; an offloaded state.
   void keep_numbers_on_device();
   void upload_numbers();
 
@@ -234,6 +236,7 @@ class Optimizer {
   std::vector<size_t> group_of_;
   std::vector<OptimizerState> states_;      ///< of each buffer
   std::unique_ptr<CountedRanges> counted_;  ///< by the norm
+  std::unique_ptr<CountedRanges> zeros_;    ///< among which zeros are counted, if they are
   std::unique_ptr<GradScaler> scaler_;
   int64_t num_steps_ = 0;
   bool numbers_on_device_ = false;

@@ -149,13 +149,17 @@ void OptimizerState::step(size_t range, const std::vector<ParamGroup>& groups, d
         .copy_(slice(host_params_, piece.in_state), /*non_blocking=*/true);
 }
 
-void OptimizerState::keep_numbers_on_device(size_t groups) {
+int64_t OptimizerState::count_numbers() const {
   const auto count = static_cast<int64_t>(rule_->step_numbers(0, 0, 1).size());
   require<UsageError>(count > 0,
                       "optimizer: the updates of {} cannot be recorded, because it has no "
                       "step_numbers(); allowed: adam, sgd, or a rule that has",
                       rule_->statement().name);
-  numbers_ = at::zeros({static_cast<int64_t>(groups), count},
+  return count;
+}
+
+void OptimizerState::keep_numbers_on_device(size_t groups) {
+  numbers_ = at::zeros({static_cast<int64_t>(groups), count_numbers()},
                        buffer_->param_data().options().dtype(at::kDouble));
 }
 

@@ -43,8 +43,10 @@ class OptimizerState {
   /// tensor-parallel ranks.
   void step(size_t range, const std::vector<ParamGroup>& groups, double weight_decay, int64_t step,
             const kernels::StepControl& control);
+  /// The number of the rule's step_numbers(). UsageError: it has none.
+  int64_t count_numbers() const;
   /// For steps that are recorded and launched again: from now on the rule reads its step_numbers()
-  /// from the device's memory. UsageError: it has none.
+  /// from the device's memory. UsageError as count_numbers().
   void keep_numbers_on_device(size_t groups);
   /// Writes the numbers of step number `step` to that memory, without a wait.
   void upload_numbers(const std::vector<ParamGroup>& groups, double weight_decay, int64_t step);

@@ -33,6 +33,7 @@ void run_import(const ConversionArguments& arguments) {
   const ImportedModel model =
       import_from_hugging_face(arguments.hugging_face, arguments.folder, arguments.seq_length);
   print_note(model.note);
+  print_note(model.problem);
   std::cout << model.path << std::endl;
 }
 

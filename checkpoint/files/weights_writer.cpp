@@ -4,6 +4,7 @@
 
 #include "lockstep/checkpoint/checkpoint_reader.h"
 #include "lockstep/checkpoint/safetensors_header.h"
+#include "lockstep/checkpoint/step_folders.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 
@@ -12,7 +13,16 @@ namespace lockstep {
 WeightsWriter::WeightsWriter(const std::string& folder, const Config& config,
                              const std::vector<NewWeight>& weights)
     : lock_(folder), checkpoint_(folder, 0) {
-  checkpoint_.begin();
+  problem_ = checkpoint_.begin();
+  try {
+    begin_files(config, weights);
+  } catch (...) {  // the destructor will not run
+    discard();
+    throw;
+  }
+}
+
+void WeightsWriter::begin_files(const Config& config, const std::vector<NewWeight>& weights) {
   const std::string inside = std::filesystem::path(checkpoint_.file("")).parent_path();
   manifest_.files.push_back(write_text_file(inside, kConfigName, print_config(config)));
   SafetensorsHeader header{.entries = {}, .metadata = {{"format", "pt"}}};
@@ -36,7 +46,12 @@ WeightsWriter::WeightsWriter(const std::string& folder, const Config& config,
 }
 
 WeightsWriter::~WeightsWriter() {
-  if (!complete_) checkpoint_.discard();
+  if (!complete_) discard();
+}
+
+void WeightsWriter::discard() noexcept {
+  shard_.reset();  // NFS keeps a file that is open
+  checkpoint_.discard();
 }
 
 void WeightsWriter::write(std::string_view bytes) {
@@ -51,7 +66,7 @@ std::string WeightsWriter::commit(const std::function<void()>& before) {
   const std::string text = format_manifest(manifest_);
   parse_manifest(text, checkpoint_.file(kManifestName));
   if (before) before();
-  checkpoint_.commit(text, /*keep=*/0);
+  problem_ = join_problems({problem_, checkpoint_.commit(text, /*keep=*/0)});
   complete_ = true;
   return checkpoint_.path();
 }

@@ -29,7 +29,7 @@ struct NewWeight {
 class WeightsWriter {
  public:
   /// `weights` in the order in which they will be written. Locks `folder` (see folder_lock.h).
-  /// FileError.
+  /// FileError, or ConfigError for a dtype that safetensors does not have; nothing is left then.
   WeightsWriter(const std::string& folder, const Config& config,
                 const std::vector<NewWeight>& weights);
   ~WeightsWriter();
@@ -48,11 +48,19 @@ class WeightsWriter {
   /// written.
   std::string commit(const std::function<void()>& before = {});
 
+  /// What the constructor and commit() could not remove, and why; see PartialCheckpoint. Empty if
+  /// there is nothing.
+  const std::string& problem() const { return problem_; }
+
  private:
+  void begin_files(const Config& config, const std::vector<NewWeight>& weights);
+  void discard() noexcept;
+
   FolderLock lock_;
   PartialCheckpoint checkpoint_;
   Manifest manifest_;
   std::optional<ShardWriter> shard_;
+  std::string problem_;
   int64_t bytes_ = 0;  ///< of the shard, once all weights are written
   int64_t written_ = 0;
   bool complete_ = false;

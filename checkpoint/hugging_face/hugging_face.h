@@ -32,6 +32,7 @@ std::string export_to_hugging_face(const std::string& folder, const std::string&
 struct ImportedModel {
   std::string path;  ///< of the checkpoint
   std::string note;  ///< why its tokenizer is not that of `in`; empty if it is, or if `in` has none
+  std::string problem;  ///< what in `folder` cannot be removed, and why; empty if there is nothing
 };
 
 /// Creates a checkpoint of iteration 0 in `folder` from `in`/config.json and `in`/model.safetensors

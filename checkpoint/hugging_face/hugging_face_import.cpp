@@ -245,7 +245,7 @@ ImportedModel import_from_hugging_face(const std::string& in, const std::string&
   const std::string checkpoint = writer.commit([&] { companions.put_in_place(); });
   companions.keep();
   made.keep();
-  return {checkpoint, tokenizer.note};
+  return {checkpoint, tokenizer.note, writer.problem()};
 }
 
 }  // namespace lockstep

@@ -51,12 +51,9 @@ const ManifestTensor* source_of(const CheckpointReader& checkpoint, const StateT
   const ManifestTensor* const master = checkpoint.find(target.name, "master");
   const ManifestTensor* const weight = checkpoint.find(target.name);
   if (target.state == "master") return master != nullptr ? master : weight;
-  const bool wide =
-      target.values.scalar_type() == at::kFloat || target.values.scalar_type() == at::kDouble;
-  return wide && master != nullptr && weight != nullptr &&
-                 is_narrow(dtype_of_safetensors(weight->dtype))
-             ? master
-             : weight;
+  if (master == nullptr || weight == nullptr) return weight;
+  const at::ScalarType saved = dtype_of_safetensors(weight->dtype);
+  return is_narrow(saved) && target.values.scalar_type() != saved ? master : weight;
 }
 
 void load_tensor(CheckpointReader& checkpoint, const StateTensor& target) {

@@ -49,7 +49,9 @@ bool skips_step(double norm, const OptimizerConfig& config);
 
 /// Number of elements of the global model whose gradient is exactly zero (0-dim, int64, on the
 /// models' device). Elements are counted, and ranks communicate, as in grad_norm(). Rows of padding
-/// (ParamDescription::unpadded_rows), whose number depends on the layout, do not count.
+/// (ParamDescription::unpadded_rows), whose number depends on the layout, do not count: where tp,
+/// etp or ep cuts such a parameter, its ranks first exchange the lengths of their pieces, which may
+/// differ. Optimizer does so once.
 at::Tensor count_zeros(const std::vector<DistributedDataParallel*>& models);
 
 }  // namespace lockstep

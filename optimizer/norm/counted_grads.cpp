@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <set>
+#include <string>
 
 #include <ATen/ATen.h>
 
@@ -12,6 +14,7 @@
 #include "lockstep/distributed/step_access.h"
 #include "lockstep/kernels/sum_of_squares.h"
 #include "lockstep/parallel_state/axis_groups.h"
+#include "lockstep/parallel_state/piece_places.h"
 
 namespace lockstep {
 namespace {
@@ -40,33 +43,39 @@ std::vector<bool> counted_params(const ParamAndGradBuffer& buffer, Counter& coun
   return counts;
 }
 
-/// The elements of this rank's piece of a parameter that come before its rows of padding. The axes
-/// that cut the rows cut them evenly.
-int64_t unpadded_numel(const NamedParameter& param, const ParallelState& state) {
+using PiecePlaces = std::map<std::string, PiecePlace>;
+
+/// Those of the parameters of `model` that have rows of padding. Collective as piece_places().
+PiecePlaces padded_places(const DistributedDataParallel& model, const char* caller) {
+  std::vector<NamedParameter> padded;
+  for (const auto& buffer : model.buffers())
+    for (const NamedParameter& param : buffer->params())
+      if (param.description.unpadded_rows && param.tensor.dim() > 0) padded.push_back(param);
+  return piece_places(padded, model.parallel_state(), caller);
+}
+
+/// The elements of this rank's piece of a parameter that come before its rows of padding. Without
+/// its place, all.
+int64_t unpadded_numel(const NamedParameter& param, const PiecePlaces& places) {
   const int64_t numel = param.tensor.numel();
-  if (!param.description.unpadded_rows || param.tensor.dim() == 0 || numel == 0) return numel;
+  const auto place = places.find(param.name);
+  if (place == places.end() || numel == 0) return numel;
   const int64_t rows = param.tensor.size(0);
-  int64_t first = 0;  // row of the whole parameter, in units of `rows`
-  for (const MeshAxis axis : kCuttingAxes) {
-    const Placement placement = param.description.placement(axis);
-    const auto* const shard = std::get_if<Shard>(&placement);
-    if (shard == nullptr || (shard->dim != 0 && shard->dim != -param.tensor.dim())) continue;
-    const ProcessGroup group = state.group(group_kind_of(axis));
-    first = first * group.size() + group.rank();
-  }
-  const int64_t left = *param.description.unpadded_rows - first * rows;
+  const int64_t left = *param.description.unpadded_rows - place->second.start.front();
   return std::clamp<int64_t>(left, 0, rows) * (numel / rows);
 }
 
-/// Where the counted elements of each parameter end.
-std::vector<int64_t> ends_in(const ParamAndGradBuffer& buffer, Gaps gaps,
-                             const ParallelState& state) {
-  std::vector<int64_t> ends;
-  for (size_t i = 0; i < buffer.params().size(); ++i) {
-    const ParamLayout::Slot& slot = buffer.layout().slots[i];
-    ends.push_back(gaps == Gaps::excluded_with_padding
-                       ? slot.start + unpadded_numel(buffer.params()[i], state)
-                       : slot.end);
+/// Where the counted elements of each parameter end, by buffer.
+std::map<const ParamAndGradBuffer*, std::vector<int64_t>> ends_in(
+    const std::vector<DistributedDataParallel*>& models, Gaps gaps, const char* caller) {
+  std::map<const ParamAndGradBuffer*, std::vector<int64_t>> ends;
+  for (const DistributedDataParallel* model : models) {
+    PiecePlaces padded;
+    if (gaps == Gaps::excluded_with_padding) padded = padded_places(*model, caller);
+    for (const auto& buffer : model->buffers())
+      for (size_t i = 0; i < buffer->params().size(); ++i)
+        ends[buffer].push_back(buffer->layout().slots[i].start +
+                               unpadded_numel(buffer->params()[i], padded));
   }
   return ends;
 }
@@ -141,17 +150,17 @@ CountedRanges::CountedRanges(const std::vector<DistributedDataParallel*>& models
   check_models(models, caller);
   const ParallelState& state = models.front()->parallel_state();
   Counter counter(state);
+  const auto ends = ends_in(models, gaps, caller);
   size_t first = 0;  // where the buffer's parameters begin in `chosen`
   using Places = std::pair<std::vector<Place>, std::vector<Place>>;
   std::vector<Places> classes;
   visit_buffers(models, classes, [&](const ParamAndGradBuffer& buffer, Places& places) {
     std::vector<bool> counted = counted_params(buffer, counter);
-    const std::vector<int64_t> ends = ends_in(buffer, gaps, state);
     for (auto* const list : {&places.first, &places.second}) {
       std::vector<bool> listed = counted;
       for (size_t i = 0; i < listed.size() && !chosen.empty(); ++i)
         listed[i] = listed[i] && chosen[first + i];
-      visit_ranges(buffer, gaps, ends, listed, [&](const ElementRange& range) {
+      visit_ranges(buffer, gaps, ends.at(&buffer), listed, [&](const ElementRange& range) {
         list->push_back({&buffer, range});
       });
       counted.flip();

@@ -254,6 +254,33 @@ TEST_F(CheckpointSaverTest, WeightsOfAnyRankThatAreNotFiniteAreNotSaved) {
   }
 }
 
+/// The master weight is above the middle of two numbers of bf16. Rounded to fp16 it is in the
+/// middle, and would go down to 1. The two weights of "other" show which one is read.
+TEST_F(CheckpointSaverTest, WeightsOfAnotherNarrowDtypeAreRoundedOnceFromTheMasterWeights) {
+  const float master = 1 + 0x1p-8F + 0x1p-23F;
+  const TensorPart whole = {whole_box({1}), {0, 1}};
+  const auto value = [](float x, at::ScalarType dtype) { return at::full({1}, x).to(dtype); };
+  testing::run_ranks(1, [&](const ParallelState& state) {
+    CheckpointSaver saver(state, {.folder = folder("narrow")});
+    saver.save({{"w", "", whole, value(master, at::kHalf)},
+                {"w", "master", whole, value(master, at::kFloat)},
+                {"other", "", whole, value(3, at::kHalf)},
+                {"other", "master", whole, value(5, at::kFloat)}},
+               TrainingProgress(), Config{});
+  });
+  CheckpointReader reader(folder("narrow"));
+  const auto loaded = [&](const std::string& name, at::ScalarType dtype) {
+    const at::Tensor values = at::zeros({1}, dtype);
+    load_state(reader, {{name, "", whole, values}});
+    return values.item<double>();
+  };
+  EXPECT_EQ(loaded("w", at::kBFloat16), 1.0078125);
+  EXPECT_EQ(loaded("w", at::kHalf), 1.00390625);
+  EXPECT_EQ(loaded("w", at::kFloat), master);
+  EXPECT_EQ(loaded("other", at::kBFloat16), 5);
+  EXPECT_EQ(loaded("other", at::kHalf), 3);
+}
+
 TEST_F(CheckpointSaverTest, OneRunAtATimeHasAFolder) {
   const std::string into = folder("locked");
   testing::run_ranks(2, [&](const ParallelState& state) {

@@ -233,6 +233,16 @@ TEST_F(CheckpointTest, MasterWeightsCarryAChangeOfThePrecision) {
               trainer.load(reader, /*weights_only=*/false);
               EXPECT_EQ(trainer.progress().optimizer.scaler->scale, 64);
             });
+  save(layouts()[0], folder("fp16"), {"train.precision=fp16", "optimizer.initial_loss_scale=64"});
+  run_ranks(layouts()[0], {"train.precision=bf16"}, [&](Trainer& trainer, const ParallelState&) {
+    CheckpointReader reader(folder("fp16"));
+    trainer.load(reader, /*weights_only=*/false);
+    std::map<std::string, at::Tensor> weights;
+    for (const StateTensor& one : trainer.state(/*with_optimizer=*/true)) {
+      if (one.state.empty()) weights[one.name] = one.values;
+      EXPECT_TRUE(one.state != "master" || weights[one.name].equal(one.values.to(at::kBFloat16)));
+    }
+  });
 }
 
 TEST_F(CheckpointTest, EveryElementIsWrittenOnceAndTheWorkIsShared) {

@@ -6,6 +6,7 @@
 
 #include "lockstep/checkpoint/export_folder.h"
 #include "lockstep/checkpoint/safetensors_index.h"
+#include "lockstep/checkpoint/weights_writer.h"
 #include "lockstep/core/error.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -140,6 +141,18 @@ TEST(ExportFolder, LeavesNoShardOfAnEarlierExport) {
     export_files(sharded);
     EXPECT_EQ(listing(out), "config.json " + all + "model.safetensors.index.json " + other);
   }
+}
+
+TEST(WeightsWriter, ThatCannotBeginLeavesNothing) {
+  const TemporaryFolder folder;
+  const std::string steps = folder.path() / "steps";
+  const auto begin = [&] { WeightsWriter(steps, Config{}, {{"w", "F99", {2}}}); };
+  EXPECT_TRUE(throws_with<ConfigError>(begin, "unknown dtype 'F99'"));
+  EXPECT_FALSE(std::filesystem::exists(steps));
+  std::filesystem::create_directory(steps);
+  folder.write("steps/notes.txt", "mine");
+  EXPECT_TRUE(throws_with<ConfigError>(begin, "unknown dtype 'F99'"));
+  EXPECT_EQ(listing(steps), "notes.txt ");
 }
 
 }  // namespace

@@ -9,6 +9,7 @@ import pathlib
 import subprocess
 import unittest
 
+from faults import faults
 from support import BUILD, LOCKSTEP, SOURCE, EndToEnd, run
 
 PYTHON = pathlib.Path(os.environ.get("LOCKSTEP_HUGGING_FACE_PYTHON",
@@ -124,6 +125,25 @@ class Files(EndToEnd):
         sizes = [json.loads((folder / "model.safetensors.index.json").read_text())["metadata"]
                  ["total_size"] for folder in (self.folder / "theirs float32", again)]
         self.assertEqual(*sizes)
+
+    def test_what_an_import_cannot_remove_is_told(self):
+        whole, back = self.export("whole", self.train()), self.folder / "back"
+        command = (LOCKSTEP, "checkpoint", "import", "--hf", whole, back)
+        self.check(*command)
+        stuck = back / "step_7.partial"
+        stuck.mkdir()
+        (stuck / "file").touch()
+        # A leftover, before anything is written; and the earlier import, once it is replaced.
+        result = run(*command, **faults("unlink:EACCES:1+:step_7.partial/file",
+                                        "unlink:EIO:1+:step_0.partial/rank_00000"))
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        self.assertEqual(result.stdout.decode(), f"{back}/step_0\n")
+        self.assertEqual(result.stderr.decode(),
+                         f"lockstep: '{stuck}' cannot be removed: Permission denied; "
+                         f"'{back}/step_0.partial' cannot be removed: Input/output error\n")
+        result = run(*command)
+        self.assertEqual((result.returncode, result.stderr), (0, b""))
+        self.assertEqual(sorted(os.listdir(back)), ["hugging_face", "latest", "step_0"])
 
     def test_scores_are_what_the_logits_of_transformers_say(self):
         checkpoint = self.train()

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -206,6 +207,48 @@ TEST(Fp8, EachSideMayHaveScalesOfItsRows) {
   EXPECT_TRUE(at::equal(values_of(turned),
                         values_of(to_fp8(x.t().contiguous(), at::kFloat8_e4m3fn, of_columns))));
   EXPECT_THROW(to_fp8_matrices(x, at::kFloat8_e4m3fn, of_rows, Fp8Sides::both), Error);
+}
+
+constexpr Fp8Sides kSides[] = {Fp8Sides::matrix, Fp8Sides::transposed, Fp8Sides::both};
+
+TEST(Fp8, WithoutElementsTheLargestValueIsZeroAndTheMatricesAreEmpty) {
+  for (const auto& [rows, width] : {std::pair<int64_t, int64_t>{0, 32}, {16, 0}, {0, 0}})
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat, at::kDouble}) {
+      const at::Tensor x = at::empty({rows, width}, dtype);
+      EXPECT_TRUE(at::equal(largest_absolute(x), one(0)));
+      EXPECT_TRUE(at::equal(largest_absolute_of_rows(x), at::zeros({rows, 1}, at::kFloat)));
+      EXPECT_TRUE(at::equal(largest_absolute_of_columns(x), at::zeros({width, 1}, at::kFloat)));
+      for (const Fp8Sides sides : kSides) {
+        const at::Tensor largest = one(3);
+        const Fp8Matrices found = to_fp8_matrices(x, at::kFloat8_e4m3fn, one(2), sides, largest);
+        EXPECT_EQ(largest.item<double>(), 3);
+        if (sides != Fp8Sides::transposed) {
+          EXPECT_EQ(found.matrix.values.sizes(), (at::IntArrayRef{rows, width}));
+        }
+        if (sides != Fp8Sides::matrix) {
+          EXPECT_EQ(found.transposed.values.sizes(), (at::IntArrayRef{width, rows}));
+        }
+      }
+    }
+}
+
+TEST(Fp8, OfFp64TheNumbersAreThoseOfFp32) {
+  const at::Tensor x = noise({6, 32}, 4), wide = x.to(at::kDouble);
+  EXPECT_TRUE(at::equal(largest_absolute(wide), largest_absolute(x)));
+  EXPECT_TRUE(at::equal(largest_absolute_of_rows(wide), largest_absolute_of_rows(x)));
+  EXPECT_TRUE(at::equal(largest_absolute_of_columns(wide), largest_absolute_of_columns(x)));
+  const Fp8Matrix expected = to_fp8(x, at::kFloat8_e4m3fn, one(16));  // products in fp32 are exact
+  for (const Fp8Sides sides : kSides) {
+    const at::Tensor largest = one(0);
+    const Fp8Matrices found = to_fp8_matrices(wide, at::kFloat8_e4m3fn, one(16), sides, largest);
+    EXPECT_TRUE(at::equal(largest, largest_absolute(x)));
+    if (sides != Fp8Sides::transposed) {
+      EXPECT_TRUE(at::equal(values_of(found.matrix), values_of(expected)));
+    }
+    if (sides != Fp8Sides::matrix) {
+      EXPECT_TRUE(at::equal(values_of(found.transposed), values_of(expected).t()));
+    }
+  }
 }
 
 TEST(Fp8, TheLargestValueIsRaised) {

@@ -282,8 +282,8 @@ MUTANTS = [Mutant(*fields) for fields in [
      "return {rank * numel, (rank + 1) * numel};",
      ["gradient_state_test", "distributed_optimizer_test"]),
     ("saved-as-the-first-part", "a checkpoint holds each part as that of the first rank",
-     "checkpoint/state/held_blocks.cpp",
-     "if (static_cast<int64_t>(i) == group.rank()) block.start[dim] += total;",
+     "parallel_state/mesh/piece_places.cpp",
+     "if (static_cast<int64_t>(i) == group.rank()) place.start[dim] += total;",
      "",
      ["checkpoint_test"]),
     # Optimizer and resuming
@@ -335,9 +335,8 @@ MUTANTS = [Mutant(*fields) for fields in [
      ["output_layer_test:Fp8*"]),
     ("learning-rate-one-late", "the scheduler is one step behind",
      "training/trainer.cpp",
-     "apply_schedule(scheduler_, consumed_samples_);",
-     "apply_schedule(scheduler_,\n"
-     "                             std::max<int64_t>(0, consumed_samples_ - batches_.full().global));",
+     "return consumed_samples_ - skipped_samples_;",
+     "return std::max<int64_t>(0, consumed_samples_ - batches_.full().global);",
      ["trainer_test"]),
     ("tokens-of-all-tp-ranks", "the tokens of a batch are counted on each rank of tp",
      "training/trainer.cpp",

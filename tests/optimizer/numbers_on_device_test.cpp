@@ -1,0 +1,103 @@
+// Optimizer::keep_numbers_on_device() on the CPU, where an update reads the same numbers.
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/tests/support/described_params.h"
+#include "lockstep/tests/support/distributed_training.h"
+#include "lockstep/tests/support/operator_counts.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::adamw_config;
+using testing::DescribedParams;
+using testing::OperatorCounts;
+using testing::run_ranks;
+using testing::throws_with;
+
+/// A vector and then a matrix. With muon they are in two buffers, of which only that of the vector
+/// has a rule with step_numbers().
+class VectorAndMatrix {
+ public:
+  VectorAndMatrix(const ParallelState& state, OptimizerKind kind) {
+    net_.add("vector", {5}).add("matrix", {4, 3}, {.update = ParamUpdate::matrix});
+    for (const auto& [name, param] : net_.params()) {
+      const at::NoGradGuard no_grad;
+      at::Tensor(param).copy_(wave(name, param, 0));
+    }
+    ddp_ = std::make_unique<DistributedDataParallel>(net_, state, DistributedDataParallelConfig{},
+                                                     false, MatrixLayout::whole);
+    OptimizerConfig config = adamw_config();
+    config.optimizer = kind;
+    optimizer_ = make_optimizer({ddp_.get()}, config);
+  }
+
+  Optimizer& optimizer() { return *optimizer_; }
+
+  void step(int number) {
+    ddp_->zero_grad_buffer();
+    net_.backward([&](const std::string& name, const at::Tensor& param) {
+      return wave(name, param, number);
+    });
+    finalize_model_grads({ddp_.get()}, testing::no_tokens());
+    EXPECT_FALSE(optimizer_->step().skipped);
+  }
+
+  void expect_same_bits(const VectorAndMatrix& other) const {
+    for (const auto& [name, param] : net_.params())
+      EXPECT_TRUE(at::equal(param, other.net_[name])) << name << "\n" << param;
+  }
+
+ private:
+  static at::Tensor wave(const std::string& name, const at::Tensor& like, int phase) {
+    const double start = static_cast<double>(name.size()) + phase;
+    return at::sin(at::arange(like.numel(), at::kDouble) * 0.37 + start).view(like.sizes());
+  }
+
+  DescribedParams net_;
+  std::unique_ptr<DistributedDataParallel> ddp_;
+  std::unique_ptr<Optimizer> optimizer_;
+};
+
+TEST(NumbersOnDevice, ARefusalLeavesTheOptimizerAsItWas) {
+  run_ranks(1, [](const ParallelState& state) {
+    VectorAndMatrix refused(state, OptimizerKind::muon), plain(state, OptimizerKind::muon);
+    EXPECT_TRUE(throws_with<UsageError>([&] { refused.optimizer().keep_numbers_on_device(); },
+                                        "the updates of muon cannot be recorded"));
+    for (int step = 1; step <= 3; ++step) {
+      refused.step(step);
+      plain.step(step);
+      refused.expect_same_bits(plain);
+    }
+  });
+}
+
+TEST(NumbersOnDevice, ASecondCallKeepsTheirMemory) {
+  for (const OptimizerKind kind : {OptimizerKind::adam, OptimizerKind::sgd})
+    run_ranks(1, [&](const ParallelState& state) {
+      VectorAndMatrix twice(state, kind), plain(state, kind);
+      const auto zeros_of_a_call = [&] {
+        const OperatorCounts counts;
+        twice.optimizer().keep_numbers_on_device();
+        return counts.of("aten::zeros");
+      };
+      EXPECT_GT(zeros_of_a_call(), 0);
+      for (int step = 1; step <= 3; ++step) {
+        EXPECT_EQ(zeros_of_a_call(), 0);
+        twice.optimizer().upload_numbers();
+        twice.step(step);
+        plain.step(step);
+        twice.expect_same_bits(plain);
+      }
+    });
+}
+
+}  // namespace
+}  // namespace lockstep
