@@ -1,8 +1,9 @@
 #pragma once
 
 /// The public API in one include: everything for your own training loop or model. Separate headers:
-/// data sets, the planner, parallel_state/planning.h, models/moe_layer.h, models/recompute.h,
-/// models/context_parallel.h, checkpoint/hugging_face.h.
+/// data sets, the planner, core/config_io.h, parallel_state/planning.h, models/moe_layer.h,
+/// models/recompute.h, models/context_parallel.h, optimizer/orthogonalize.h,
+/// checkpoint/checkpoint_folder.h, checkpoint/hugging_face.h, testing/testing.h.
 
 // Who the ranks are, and how they communicate.
 #include "lockstep/parallel_state/collectives.h"

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <map>
+#include <optional>
 #include <tuple>
 
 #include <ATen/ATen.h>
@@ -14,6 +15,7 @@
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/pipeline/communication_steps.h"
 #include "lockstep/pipeline/first_messages.h"
+#include "lockstep/pipeline/gradient_watch.h"
 #include "lockstep/pipeline/schedule_check.h"
 #include "lockstep/pipeline/split_backward.h"
 
@@ -93,6 +95,7 @@ class PipelineExecutor::Run {
       : plan_(plan),
         stages_(stages),
         rank_(plan.group.rank()),
+        first_(first),
         loads_kernels_(first && !plan.device.is_cpu() && !plan.device.is_meta()),
         sends_(sends) {}
   /// Drops unsent messages, because they refer to this run.
@@ -195,8 +198,7 @@ class PipelineExecutor::Run {
   void pass_on(const PipelineTask& task, const at::Tensor& output) {
     const auto consumer = plan_.schedule.consumer_of(rank_, task);
     if (!consumer) return;
-    if (task.kind == TaskKind::forward && plan_.options.activation_shape)
-      check_declared(task, output);
+    if (task.kind == TaskKind::forward) check_output(task, output, consumer->rank);
     const at::Tensor data = output.detach().contiguous();
     if (consumer->rank == rank_)
       inbox_[key_of(consumer->task)] = IncomingTensor(data);
@@ -204,7 +206,13 @@ class PipelineExecutor::Run {
       outbox_[key_of(task)] = data;
   }
 
-  void check_declared(const PipelineTask& task, const at::Tensor& output) const {
+  /// The other side receives on the job's device, and what was declared.
+  void check_output(const PipelineTask& task, const at::Tensor& output, int64_t consumer) const {
+    require<UsageError>(consumer == rank_ || output.device().type() == plan_.device.type(),
+                        "pipeline stage of chunk {} of rank {}: found an output on {}, allowed: "
+                        "{}, the device of the job",
+                        task.chunk, rank_, output.device().str(), plan_.device.str());
+    if (!plan_.options.activation_shape) return;
     const TensorShape shape = plan_.options.activation_shape(task.microbatch);
     if (output.sizes() == shape.sizes && output.scalar_type() == shape.dtype) return;
     fail<UsageError>(
@@ -214,6 +222,18 @@ class PipelineExecutor::Run {
         fmt::join(shape.sizes, " x "), at::toString(shape.dtype), task.microbatch);
   }
 
+  void check_loss(const PipelineTask& task, const at::Tensor& loss, bool uses_gradients) const {
+    require<UsageError>(loss.numel() == 1,
+                        "pipeline stage of chunk {} of rank {}: the loss has {} elements, allowed: "
+                        "1",
+                        task.chunk, rank_, loss.numel());
+    require<UsageError>(loss.requires_grad() || !uses_gradients,
+                        "pipeline stage of chunk {} of rank {}: found a loss that requires no "
+                        "gradient although parameters do, allowed: one that is not detached, not "
+                        "an integer and not computed under NoGradGuard",
+                        task.chunk, rank_);
+  }
+
   void forward(const PipelineTask& task, const at::Tensor& input) {
     const bool trains = !plan_.schedule.forward_only;
     InFlight flight;
@@ -221,15 +241,15 @@ class PipelineExecutor::Run {
     const bool last = !plan_.schedule.consumer_of(rank_, task);
     if (trains && flight.input.defined()) flight.input.set_requires_grad(true);
     const at::AutoGradMode grad_mode(trains);
+    // A stage with an input that loses the gradient is found by its backward.
+    std::optional<GradientWatch> watch;
+    if (first_ && last && trains && !flight.input.defined()) watch.emplace();
     const at::Tensor output =
         stages_[static_cast<size_t>(task.chunk)](task.microbatch, flight.input);
     if (last && !trains) return;
     require<UsageError>(output.defined(), "pipeline stage of chunk {} of rank {}: returned nothing",
                         task.chunk, rank_);
-    require<UsageError>(!last || output.numel() == 1,
-                        "pipeline stage of chunk {} of rank {}: the loss has {} elements, allowed: "
-                        "1",
-                        task.chunk, rank_, output.numel());
+    if (last) check_loss(task, output, watch && watch->seen());
     pass_on(task, output);
     if (!trains) return;
     flight.output_shape = {output.sizes().vec(), output.scalar_type()};
@@ -287,6 +307,7 @@ class PipelineExecutor::Run {
   const Plan& plan_;
   const std::vector<PipelineStage>& stages_;
   const int64_t rank_;
+  const bool first_;
   /// Loading a kernel may wait for everything that runs, so for receives too. In the order of the
   /// steps nothing deadlocks, even if transfers block. A planned rank shows what later runs do.
   const bool loads_kernels_;

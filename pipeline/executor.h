@@ -17,9 +17,10 @@ namespace lockstep {
 
 /// The forward of one model chunk for micro-batch `microbatch`. `input` is the output of the
 /// previous virtual stage (undefined on the first); it requires a gradient if there is a backward.
-/// Returns the input of the next virtual stage. The last stage returns the loss, one element (a
-/// forward-only schedule ignores it, and it may be undefined). Stages pass one floating-point
-/// tensor to each other.
+/// Returns the input of the next virtual stage, on the job's device. The last stage returns the
+/// loss, one element (a forward-only schedule ignores it, and it may be undefined). Stages pass one
+/// floating-point tensor to each other. If a pipeline of one stage returns a loss that requires no
+/// gradient, because all parameters are frozen, its backward does nothing.
 ///
 /// A stage reads its own tokens and labels, and stores the loss values that it needs.
 using PipelineStage = std::function<at::Tensor(int64_t microbatch, const at::Tensor& input)>;
@@ -28,7 +29,8 @@ struct PipelineExecutorOptions {
   /// Shape and dtype of the activations that stages pass on for a micro-batch. They must be the
   /// same on all pipeline ranks and between all stages; gradients have them too. Unset: a message
   /// of 64 bytes with shape and dtype precedes each activation, so only the sender needs to know
-  /// them, and lengths may vary.
+  /// them, and lengths may vary. With several chunks verify_collectives() needs it, because a
+  /// planning rank does not know what higher ranks send.
   std::function<TensorShape(int64_t microbatch)> activation_shape = {};
   /// With a schedule that splits backward: where the layers of the stages leave their weight
   /// gradients; the one of their contexts. Unset: SplitBackward splits backward; see there for what
@@ -79,8 +81,10 @@ class PipelineExecutor {
   /// call it. If a stage throws or a transfer fails, the other ranks are notified and throw
   /// CommunicationError; the groups cannot be used afterwards. UsageError: a number of stages that
   /// is not the schedule's number of chunks, a stage that returns nothing or a tensor that does not
-  /// match `activation_shape`, a loss of several elements, an output that does not depend on the
-  /// input. Outside of a run `deferred` does not defer.
+  /// match `activation_shape`, an output on another device, a loss of several elements, an output
+  /// that does not depend on the input. In the first run of a pipeline of one stage also a loss
+  /// that requires no gradient although parameters do: detached, an integer, or computed under
+  /// NoGradGuard. Outside of a run `deferred` does not defer.
   void run(const std::vector<PipelineStage>& stages) const;
 
   const PipelineSchedule& schedule() const;

@@ -17,18 +17,24 @@ namespace {
 constexpr int64_t kHeaderNumbers = 8;
 constexpr int64_t kMaxDims = kHeaderNumbers - 2;
 
+/// dtype, 1 + number of dimensions, sizes. Zeros, which a planning rank receives for a message that
+/// it does not know, are no header.
 at::Tensor header_of(const at::Tensor& tensor, const std::string& label) {
   require<UsageError>(tensor.dim() <= kMaxDims, "{}: found {} dimensions, allowed: at most {}",
                       label, tensor.dim(), kMaxDims);
-  std::vector<int64_t> numbers = {static_cast<int64_t>(tensor.scalar_type()), tensor.dim()};
+  std::vector<int64_t> numbers = {static_cast<int64_t>(tensor.scalar_type()), 1 + tensor.dim()};
   numbers.insert(numbers.end(), tensor.sizes().begin(), tensor.sizes().end());
   numbers.resize(kHeaderNumbers);
   return at::tensor(numbers, at::kLong);
 }
 
-TensorShape shape_in(const at::Tensor& header) {
+TensorShape shape_in(const at::Tensor& header, const TransferLabel& label) {
   const auto* const numbers = header.const_data_ptr<int64_t>();
-  return {{numbers + 2, numbers + 2 + numbers[1]}, static_cast<at::ScalarType>(numbers[0])};
+  require<UsageError>(numbers[1] > 0,
+                      "a planning rank cannot know the {}: set "
+                      "PipelineExecutorOptions::activation_shape",
+                      label.shape);
+  return {{numbers + 2, numbers + 1 + numbers[1]}, static_cast<at::ScalarType>(numbers[0])};
 }
 
 }  // namespace
@@ -50,7 +56,7 @@ IncomingTensor::IncomingTensor(const ProcessGroup& group, c10::Device device, in
 void IncomingTensor::receive_data() {
   if (!header_.defined()) return;
   work_.wait();
-  *this = IncomingTensor(*group_, device_, shape_in(header_), source_, *label_);
+  *this = IncomingTensor(*group_, device_, shape_in(header_, *label_), source_, *label_);
 }
 
 at::Tensor IncomingTensor::take() {

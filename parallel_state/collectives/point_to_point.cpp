@@ -25,16 +25,20 @@ void check_peer(const CollectiveCall& call, const ProcessGroup& group, int64_t p
 
 Work message(const ProcessGroup& group, const at::Tensor& tensor, int64_t peer, MessageKind kind,
              std::string_view label) {
-  CollectiveCall call(group, {.kind = kind, .position = peer}, label);
+  const CollectiveOperation called = {.kind = kind, .position = peer};
+  CollectiveCall call(group, called, label);
   const std::vector<at::Tensor> one = {tensor};
   call.check_tensors(one);
   check_peer(call, group, peer);
   call.note(one);
-  return call.start(tensor, [&](Transport& transport) {
+  Work work = call.start(tensor, [&](Transport& transport) {
     const int position = static_cast<int>(peer);
     return kind == MessageKind::send ? transport.send(tensor, position, call.identity())
                                      : transport.receive(tensor, position, call.identity());
   });
+  const auto& state = *group.shared_state();
+  if (state.recorder) state.recorder->on_message(state, called, label, tensor);
+  return work;
 }
 
 void connect_pair(const ProcessGroup& group, int64_t first, int64_t second) {

@@ -5,6 +5,9 @@
 #include <string>
 #include <string_view>
 
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/parallel_state/collective_operation.h"
 #include "lockstep/parallel_state/process_group.h"
 #include "lockstep/parallel_state/rank_generator.h"
 #include "lockstep/parallel_state/work.h"
@@ -25,6 +28,10 @@ class ProgramRecorder {
   /// Returns the operation's number, by which on_wait() knows it.
   virtual uint32_t on_start(const Work::Operation& operation) = 0;
   virtual void on_wait(const Work::Operation& operation) = 0;
+  /// Called after the start of a message that sends `tensor` or receives into it. The observer may
+  /// fill what is received.
+  virtual void on_message(const ProcessGroup::State& group, const CollectiveOperation& called,
+                          std::string_view label, const at::Tensor& tensor) = 0;
   /// The length in bytes of the longest text of a rank of the group, if this rank gathers a text of
   /// `own` bytes.
   virtual int64_t longest_text(std::string_view label, int64_t own) = 0;

@@ -83,30 +83,61 @@ class World {
 /// Records what each rank does as a program.
 class Witness {
  public:
-  explicit Witness(const ParallelSizes& sizes) : sizes_(sizes) {
+  using Body = std::function<void(const ParallelState&)>;
+
+  /// With `class_of` the first rank of each class represents the others.
+  explicit Witness(const ParallelSizes& sizes,
+                   const std::function<int64_t(int64_t rank)>& class_of = {})
+      : sizes_(sizes) {
     job_.grids.emplace(sizes);
     job_.program_of.resize(static_cast<size_t>(sizes.world_size));
+    std::map<int64_t, int64_t> first;
+    for (int64_t rank = 0; rank < sizes.world_size; ++rank)
+      represented_by_.push_back(class_of ? first.try_emplace(class_of(rank), rank).first->second
+                                         : rank);
   }
 
-  void run(int64_t rank, const std::function<void(const ParallelState&)>& body) {
-    const auto recorder = std::make_shared<RankRecorder>(rank);
+  /// Runs `body` for all ranks. If some padded their texts to a length that a later one exceeded,
+  /// all run once more.
+  const JobProgram& run(const Body& body) {
+    if (!run_once(body)) run_once(body);
+    return job_;
+  }
+
+ private:
+  /// Returns whether all ranks padded texts to the same lengths.
+  bool run_once(const Body& body) {
+    job_.programs.clear();
+    const auto messages = std::make_shared<KnownMessages>(represented_by_);
+    bool same_lengths = true;
+    for (int64_t rank = 0; rank < sizes_.world_size; ++rank) {
+      const auto place = static_cast<size_t>(rank);
+      if (represented_by_[place] == rank) {
+        job_.program_of[place] = static_cast<uint32_t>(job_.programs.size());
+        same_lengths = run_rank(rank, body, messages) && same_lengths;
+      } else {
+        job_.program_of[place] = job_.program_of[static_cast<size_t>(represented_by_[place])];
+      }
+    }
+    return same_lengths;
+  }
+
+  bool run_rank(int64_t rank, const Body& body, const std::shared_ptr<KnownMessages>& messages) {
+    const auto recorder = std::make_shared<RankRecorder>(rank, text_lengths_, messages);
     try {
       body(ParallelState::planning_rank(sizes_, rank, PlannedRank{recorder}));
     } catch (const std::exception& error) {
       fail<Error>("planning rank {} of {}: {}", rank, sizes_.world_size, error.what());
     }
+    text_lengths_ = recorder->text_lengths();
     job_.programs.push_back(recorder->take());
+    return !recorder->texts_grew();
   }
-  /// `rank` runs the program numbered `program`: that of the last rank that ran, or an earlier one.
-  void assign(int64_t rank, size_t program) {
-    job_.program_of[static_cast<size_t>(rank)] = static_cast<uint32_t>(program);
-  }
-  size_t num_programs() const { return job_.programs.size(); }
-  const JobProgram& job() const { return job_; }
 
- private:
   ParallelSizes sizes_;
   JobProgram job_;
+  std::vector<int64_t> represented_by_;
+  RankRecorder::TextLengths text_lengths_;
 };
 
 /// Adds the calls of a program to `world`.
@@ -144,14 +175,11 @@ void note_calls(const RankProgram& program, World& world) {
 std::optional<std::string> verify_collectives(
     const ParallelSizes& sizes, const std::function<void(const ParallelState&)>& body) {
   Witness witness(sizes);
-  for (int64_t rank = 0; rank < sizes.world_size; ++rank) {
-    witness.run(rank, body);
-    witness.assign(rank, static_cast<size_t>(rank));
-  }
+  const JobProgram& job = witness.run(body);
   World world;
-  for (const RankProgram& program : witness.job().programs) note_calls(program, world);
+  for (const RankProgram& program : job.programs) note_calls(program, world);
   if (auto difference = world.difference()) return difference;
-  const OrderVerdict verdict = prove_order(witness.job());
+  const OrderVerdict verdict = prove_order(job);
   if (verdict.ok()) return std::nullopt;
   return verdict.to_string();
 }
@@ -159,15 +187,7 @@ std::optional<std::string> verify_collectives(
 OrderVerdict verify(const std::function<void(const ParallelState&)>& program,
                     const ParallelSizes& world,
                     const std::function<int64_t(int64_t rank)>& class_of) {
-  Witness witness(world);
-  std::map<int64_t, size_t> programs;
-  for (int64_t rank = 0; rank < world.world_size; ++rank) {
-    const auto [known, is_new] =
-        programs.try_emplace(class_of ? class_of(rank) : rank, witness.num_programs());
-    if (is_new) witness.run(rank, program);
-    witness.assign(rank, known->second);
-  }
-  return prove_order(witness.job());
+  return prove_order(Witness(world, class_of).run(program));
 }
 
 }  // namespace lockstep

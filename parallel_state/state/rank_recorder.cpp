@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <ATen/ATen.h>
+
 #include "lockstep/core/text_digest.h"
 #include "lockstep/parallel_state/operation.h"
 
@@ -32,6 +34,23 @@ uint32_t index_in(std::vector<T>& all, std::vector<uint32_t>& alike, const T& wa
 }
 
 }  // namespace
+
+void KnownMessages::send(const Way& way, const at::Tensor& tensor) {
+  const bool kept = tensor.is_cpu() && tensor.nbytes() <= kMostBytes;
+  sent_[way].push_back(kept ? tensor.detach().clone() : at::Tensor());
+}
+
+void KnownMessages::receive(Way way, size_t index, const at::Tensor& tensor) const {
+  way.sender = represented_by_.at(static_cast<size_t>(way.sender));
+  const auto known = sent_.find(way);
+  if (known == sent_.end() || index >= known->second.size()) return;
+  const at::Tensor& message = known->second[index];
+  if (!message.defined() || !tensor.is_cpu() || message.numel() != tensor.numel() ||
+      message.scalar_type() != tensor.scalar_type())
+    return;
+  const at::NoGradGuard no_grad;
+  tensor.copy_(message.view(tensor.sizes()));
+}
 
 void RankRecorder::add(ProgramEvent::Kind kind, uint32_t value) {
   program_.events.push_back({kind, value});
@@ -84,8 +103,22 @@ void RankRecorder::on_wait(const Work::Operation& operation) {
   add(ProgramEvent::Kind::wait, operation.number);
 }
 
+void RankRecorder::on_message(const ProcessGroup::State& group, const CollectiveOperation& called,
+                              std::string_view label, const at::Tensor& tensor) {
+  if (!messages_) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (called.kind == CollectiveOperation::Kind::send) {
+    messages_->send({group.global_rank, group.name, called.position, std::string(label)}, tensor);
+    return;
+  }
+  const KnownMessages::Way way = {group.ranks.at(static_cast<size_t>(called.position)), group.name,
+                                  group.rank, std::string(label)};
+  messages_->receive(way, received_[way]++, tensor);
+}
+
 int64_t RankRecorder::longest_text(std::string_view label, int64_t own) {
-  int64_t& longest = text_lengths_[std::string(label)];
+  int64_t& longest = text_lengths_.try_emplace(std::string(label), own).first->second;
+  texts_grew_ = texts_grew_ || own > longest;
   return longest = std::max(longest, own);
 }
 

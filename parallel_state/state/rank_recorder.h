@@ -3,15 +3,50 @@
 // Internal.
 
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "lockstep/parallel_state/program_recorder.h"
 #include "lockstep/parallel_state/rank_program.h"
 
 namespace lockstep {
+
+/// The small messages that planned ranks have sent, for the ranks that are recorded after them.
+class KnownMessages {
+ public:
+  /// Larger messages, and those on a device, are not kept.
+  static constexpr size_t kMostBytes = 1024;
+
+  /// A sender, and the receiver's position in their group.
+  struct Way {
+    int64_t sender = 0;
+    std::string group;
+    int64_t receiver = 0;
+    std::string label;
+    auto operator<=>(const Way&) const = default;
+  };
+
+  /// `represented_by`: for each rank of the world, the one that is recorded in its place.
+  explicit KnownMessages(std::vector<int64_t> represented_by)
+      : represented_by_(std::move(represented_by)) {}
+
+  void send(const Way& way, const at::Tensor& tensor);
+  /// Fills `tensor` with message number `index` of those that went this way. Leaves it as it is if
+  /// that message is unknown, or has another size or dtype.
+  void receive(Way way, size_t index, const at::Tensor& tensor) const;
+
+ private:
+  std::vector<int64_t> represented_by_;
+  std::map<Way, std::vector<at::Tensor>> sent_;  ///< undefined where not kept
+};
 
 /// Records what a rank does on the thread that created this object. Starts on other threads are
 /// recorded where they occur; waits on other threads, which block nothing else, are not.
@@ -20,8 +55,11 @@ class RankRecorder : public ProgramRecorder {
   /// By label, the length in bytes of the longest text that a rank gathers.
   using TextLengths = std::map<std::string, int64_t, std::less<>>;
 
-  /// `known`: the lengths of ranks that were recorded before.
-  explicit RankRecorder(int64_t rank, const TextLengths& known = {}) : text_lengths_(known) {
+  /// `known`: the lengths of ranks that were recorded before. `messages`: what those have sent, if
+  /// this rank is to receive it; takes what this rank sends.
+  explicit RankRecorder(int64_t rank, const TextLengths& known = {},
+                        std::shared_ptr<KnownMessages> messages = nullptr)
+      : text_lengths_(known), messages_(std::move(messages)) {
     program_.rank = rank;
   }
 
@@ -30,9 +68,13 @@ class RankRecorder : public ProgramRecorder {
   void on_pair(const ProcessGroup::State& group, int64_t first, int64_t second) override;
   uint32_t on_start(const Work::Operation& operation) override;
   void on_wait(const Work::Operation& operation) override;
+  void on_message(const ProcessGroup::State& group, const CollectiveOperation& called,
+                  std::string_view label, const at::Tensor& tensor) override;
   int64_t longest_text(std::string_view label, int64_t own) override;
 
   const TextLengths& text_lengths() const { return text_lengths_; }
+  /// Whether a text was longer than all under its label before, so that those were padded to less.
+  bool texts_grew() const { return texts_grew_; }
 
   /// The number of waits that the device's stream has been given.
   uint32_t device_waits() const { return device_waits_; }
@@ -74,6 +116,9 @@ class RankRecorder : public ProgramRecorder {
   std::mutex mutex_;
   RankProgram program_;
   TextLengths text_lengths_;
+  bool texts_grew_ = false;
+  std::shared_ptr<KnownMessages> messages_;        ///< may be null
+  std::map<KnownMessages::Way, size_t> received_;  ///< messages so far
   std::map<const Communicator*, uint32_t> groups_;
   std::unordered_map<uint64_t, std::vector<uint32_t>> calls_;    ///< by a digest
   std::unordered_map<uint64_t, std::vector<uint32_t>> kernels_;  ///< likewise

@@ -12,6 +12,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 
 #include "lockstep/core/check.h"
 
@@ -43,7 +44,12 @@ ClosedStore::ClosedStore(int bound, std::shared_ptr<const Secret> secret, DoorLi
   ::fcntl(listener_, F_SETFL, O_NONBLOCK);
   watch(EPOLL_CTL_ADD, listener_, EPOLLIN, kListener);
   watch(EPOLL_CTL_ADD, stop_, EPOLLIN, kStop);
-  thread_ = std::thread([this] { run(); });
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    close_descriptors();
+    fail<CommunicationError>("it cannot be listened at: {}", error.what());
+  }
 }
 
 void ClosedStore::close() {

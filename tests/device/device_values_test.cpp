@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+
 #include <ATen/ATen.h>
 
 #include "lockstep/distributed/distributed_data_parallel.h"
@@ -12,6 +14,7 @@
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/communicator.h"
 #include "lockstep/parallel_state/process_group_state.h"
+#include "lockstep/pipeline/executor.h"
 #include "lockstep/tests/support/device/device_ranks.h"
 #include "lockstep/tests/support/device/device_streams.h"
 #include "lockstep/tests/support/small_net.h"
@@ -78,6 +81,25 @@ TEST(DeviceValues, WhatIsMadeWithoutATensorIsOnTheDeviceOfTheRank) {
     ddp.restore_grad_buffers();
     EXPECT_TRUE(at::equal(net.parameters()[0].grad().cpu(), before));
   });
+}
+
+TEST(DeviceValues, AStageThatReturnsATensorOfTheHostIsRefusedBeforeItIsSent) {
+  DeviceRankOptions options{.sizes = {.pipeline = 2}};
+  options.timeout = std::chrono::seconds(60);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto errors = errors_of_device_ranks(
+      2,
+      [](const ParallelState& state) {
+        const PipelineExecutor executor(state, make_schedule({.pipeline = 2, .microbatches = 2}));
+        const at::Tensor weight = at::ones({3}, state.device()).requires_grad_(true);
+        executor.run({[&](int64_t, const at::Tensor& input) {
+          return state.rank() == 0 ? (weight * 2).cpu() : (weight * input).sum();
+        }});
+      },
+      options);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+  EXPECT_EQ(errors[0], "pipeline stage of chunk 0 of rank 0: found an output on cpu, allowed: " +
+                           lagging_device(0).str() + ", the device of the job");
 }
 
 TEST(DeviceValues, ACommunicatorThatGoesLetsTheOperationsOfC10dEnd) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 
 #include "lockstep/core/error.h"
@@ -144,6 +146,92 @@ TEST(VerifyCollectives, MessagesMustMeet) {
   EXPECT_EQ(unread.value_or(""),
             "message 1 from rank 0 to rank 1: send (to 1) of loss, 1 x Float (step 0); nothing is "
             "received");
+}
+
+/// What each rank of a world gathers under one label, in turn.
+using GatheredTexts = std::vector<std::vector<std::string>>;
+
+TEST(VerifyCollectives, TextsOfDifferentLengthsAreNoDifference) {
+  for (const GatheredTexts& of_ranks :
+       std::vector<GatheredTexts>{{{"a"}, {"long"}},
+                                  {{"long"}, {"a"}},
+                                  {{""}, {"long"}},
+                                  {{"long"}, {""}},
+                                  {{""}, {""}},
+                                  {{"a", "longer"}, {"long", ""}},
+                                  {{"", "a"}, {"longer", "long"}, {"b", ""}}}) {
+    const ParallelSizes sizes = {.world_size = static_cast<int64_t>(of_ranks.size())};
+    const auto gather = [&](const ParallelState& state) {
+      for (const std::string& text : of_ranks[static_cast<size_t>(state.rank())])
+        EXPECT_EQ(all_gather_texts(state.world(), text, "x"),
+                  std::vector<std::string>(of_ranks.size(), text));
+    };
+    EXPECT_EQ(verify_collectives(sizes, gather), std::nullopt);
+    EXPECT_TRUE(verify(gather, sizes).ok());
+  }
+}
+
+TEST(VerifyCollectives, ATextThatOneRankDoesNotGatherIsFound) {
+  const auto difference = verify_collectives({.world_size = 2}, [](const ParallelState& state) {
+    all_gather_texts(state.world(), state.rank() == 0 ? "a" : "long", "x");
+    if (state.rank() == 0) all_gather_texts(state.world(), "more", "x");
+  });
+  EXPECT_NE(difference.value_or("").find("rank 1: has not come to it"), std::string::npos);
+}
+
+TEST(VerifyCollectives, RanksRunOnceMoreOnlyIfALaterTextIsLonger) {
+  const auto runs_with = [](const std::vector<std::string>& texts) {
+    int runs = 0;
+    verify_collectives(
+        {.world_size = static_cast<int64_t>(texts.size())}, [&](const ParallelState& state) {
+          ++runs;
+          all_gather_texts(state.world(), texts[static_cast<size_t>(state.rank())], "x");
+        });
+    return runs;
+  };
+  EXPECT_EQ(runs_with({"long", "a", ""}), 3);
+  EXPECT_EQ(runs_with({"a", "long", ""}), 6);
+}
+
+at::Tensor received_by(const ProcessGroup& group, int64_t source, const at::Tensor& into) {
+  receive(group, into, source, "message").wait();
+  return into;
+}
+
+TEST(VerifyCollectives, OnlySmallMessagesOfLowerRanksArrive) {
+  const at::Tensor large = at::ones({1025}, at::kByte);
+  const auto body = [&](const ParallelState& state) {
+    const ProcessGroup world = state.world();
+    if (state.rank() == 0) {
+      send(world, at::tensor({3, 5}, at::kLong), 1, "message").wait();
+      send(world, large, 1, "message").wait();
+      send(world, at::full({2}, 0.5), 1, "message").wait();
+      EXPECT_TRUE(at::equal(received_by(world, 1, at::ones({1})), at::zeros({1})));
+      return;
+    }
+    EXPECT_TRUE(
+        at::equal(received_by(world, 0, at::ones({2}, at::kLong)), at::tensor({3, 5}, at::kLong)));
+    EXPECT_TRUE(at::equal(received_by(world, 0, at::ones_like(large)), at::zeros_like(large)));
+    EXPECT_TRUE(at::equal(received_by(world, 0, at::ones({2})), at::full({2}, 0.5)));
+    send(world, at::ones({1}), 0, "message").wait();
+  };
+  EXPECT_EQ(verify_collectives({.world_size = 2}, body), std::nullopt);
+}
+
+TEST(Verify, AMessageOfARankThatIsRepresentedArrives) {
+  const ParallelSizes sizes = {.world_size = 4, .tensor = 2, .pipeline = 2};
+  std::vector<int64_t> ran;
+  const auto body = [&](const ParallelState& state) {
+    const ProcessGroup pp = state.group(GroupKind::pp);
+    ran.push_back(state.rank());
+    if (pp.rank() == 0) return send(pp, at::full({1}, 7, at::kLong), 1, "message").wait();
+    EXPECT_EQ(received_by(pp, 0, at::zeros({1}, at::kLong)).item<int64_t>(), 7);
+  };
+  // Rank 1, from which rank 3 receives, does not run.
+  const auto class_of = [](int64_t rank) { return std::max<int64_t>(rank, 1); };
+  const OrderVerdict verdict = verify(body, sizes, class_of);
+  EXPECT_TRUE(verdict.ok()) << verdict.to_string();
+  EXPECT_EQ(ran, (std::vector<int64_t>{0, 2, 3}));
 }
 
 TEST(VerifyCollectives, AnErrorNamesItsRank) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <functional>
 
 #include <ATen/ATen.h>
 
@@ -10,6 +11,7 @@
 #include "lockstep/pipeline/executor.h"
 #include "lockstep/tests/pipeline/toy_stages.h"
 #include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
 namespace {
@@ -68,6 +70,40 @@ TEST(PipelineMisuse, WhateverAStageThrowsEndsAllRanksSoon) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15));
   EXPECT_EQ(errors[1], "threw 42");
   EXPECT_NE(errors[0].find("rank 1: a stage threw"), std::string::npos) << errors[0];
+}
+
+/// Runs a pipeline of one stage that returns `loss`, twice as two micro-batches.
+void run_alone(ScheduleFamily family, const std::function<at::Tensor()>& loss) {
+  const PipelineExecutor executor(ParallelState::single_process(),
+                                  make_schedule({.microbatches = 2, .family = family}));
+  for (int run = 0; run < 2; ++run)
+    executor.run({[&](int64_t, const at::Tensor&) { return loss(); }});
+}
+
+TEST(PipelineMisuse, ALossThatLostItsGradientIsRefusedOnOneStageToo) {
+  const at::Tensor weight = at::ones({kWidth}, at::kDouble).requires_grad_(true);
+  const std::vector<std::function<at::Tensor()>> losses = {
+      [&] { return (weight * 2).sum().detach(); }, [&] { return (weight * 2).sum().to(at::kLong); },
+      [&] {
+        const at::NoGradGuard no_grad;
+        return at::stack({weight, weight}).sum();
+      }};
+  for (const auto family : {ScheduleFamily::one_f_one_b, ScheduleFamily::zb_h1}) {
+    for (const auto& loss : losses)
+      EXPECT_TRUE(testing::throws_with<UsageError>(
+          [&] { run_alone(family, loss); },
+          "chunk 0 of rank 0: found a loss that requires no gradient although parameters do"));
+    EXPECT_FALSE(weight.grad().defined());
+    run_alone(family, [&] { return (weight * 2).sum(); });
+    EXPECT_TRUE(at::equal(weight.grad(), at::full({kWidth}, 8.0, at::kDouble)));
+    at::Tensor(weight).mutable_grad() = at::Tensor();
+  }
+}
+
+TEST(PipelineMisuse, AStageWhoseParametersAreAllFrozenRuns) {
+  const at::Tensor frozen = at::ones({kWidth}, at::kDouble);
+  for (const auto family : {ScheduleFamily::one_f_one_b, ScheduleFamily::zb_h1})
+    EXPECT_NO_THROW(run_alone(family, [&] { return (frozen * 2).sum(); }));
 }
 
 TEST(PipelineMisuse, BackwardsOutsideOfARunDeferNothing) {
