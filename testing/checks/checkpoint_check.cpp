@@ -124,6 +124,7 @@ std::string to_string(const CheckpointReport& report) {
 CheckpointReport check_checkpoint(const MakeModule& make_model, const StageLoss& loss,
                                   const RankLayout& saved_on, const RankLayout& loaded_on,
                                   const CheckOptions& options) {
+  for (const RankLayout* layout : {&saved_on, &loaded_on}) layout->grids();
   CheckpointReport report = {
       .saved_on = saved_on, .loaded_on = loaded_on, .tolerance = options.tolerance};
   const ScratchFolder folder;

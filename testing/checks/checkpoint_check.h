@@ -37,6 +37,8 @@ std::string to_string(const CheckpointReport& report);
 /// options.optimizer is plain_sgd() by default, which keeps no state: choose the one that you train
 /// with. What is not a parameter, a registered buffer or part of the optimizer is not saved; a
 /// model that keeps such numbers is revealed by its next loss.
+///
+/// ConfigError: as RankLayout::grids().
 CheckpointReport check_checkpoint(const MakeModule& make_model, const StageLoss& loss,
                                   const RankLayout& saved_on, const RankLayout& loaded_on,
                                   const CheckOptions& options = {});

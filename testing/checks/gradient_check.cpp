@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <set>
 
 #include <ATen/ATen.h>
@@ -26,8 +27,13 @@ std::set<int64_t> chosen_elements(const at::Tensor& grad, int64_t count) {
   return chosen;
 }
 
-double central_difference(double& weight, double relative_step,
-                          const std::function<at::Tensor()>& loss) {
+struct Difference {
+  double value = 0;
+  double rounding = 0;  ///< of `value`, from that of the two losses
+};
+
+Difference central_difference(double& weight, double relative_step,
+                              const std::function<at::Tensor()>& loss) {
   struct Restored {
     double& weight;
     double value = weight;
@@ -39,7 +45,9 @@ double central_difference(double& weight, double relative_step,
   const double above = weight, upper = value_of(loss);
   weight = before - step;
   const double below = weight, lower = value_of(loss);
-  return (upper - lower) / (above - below);
+  constexpr double kLossRounding = 8 * std::numeric_limits<double>::epsilon();
+  return {.value = (upper - lower) / (above - below),
+          .rounding = kLossRounding * std::max(std::abs(upper), std::abs(lower)) / (above - below)};
 }
 
 void check_parameter(const NamedParameter& param, const std::function<at::Tensor()>& loss,
@@ -54,9 +62,11 @@ void check_parameter(const NamedParameter& param, const std::function<at::Tensor
   for (const int64_t element : chosen_elements(grad, options.elements)) {
     CheckedElement checked = {.parameter = param.name, .element = element};
     checked.autograd = grad[element].item<double>();
-    checked.difference = central_difference(data[element], options.step, loss);
+    const Difference difference = central_difference(data[element], options.step, loss);
+    checked.difference = difference.value;
     const double scale = std::max({most, std::abs(checked.difference), 1e-6});
-    checked.agrees = std::abs(checked.autograd - checked.difference) <= options.tolerance * scale;
+    checked.agrees = std::abs(checked.autograd - checked.difference) <=
+                     options.tolerance * scale + difference.rounding;
     report.elements.push_back(checked);
   }
 }

@@ -41,6 +41,10 @@ std::string to_string(const GradientReport& report);
 /// value for the same weights. Existing gradients are lost; weights stay as they are. UsageError: a
 /// trained parameter that is not fp64, a loss of several elements, one that differs between two
 /// calls.
+///
+/// The two may differ by options.tolerance, and by the rounding of the difference: 8 eps |f| / 2h.
+/// Thus a gradient that is zero but for rounding, as that of a bias on the keys of attention, is
+/// right. A sum of terms that cancel rounds by more than its value shows: take a mean of squares.
 GradientReport check_gradients(torch::nn::Module& module, const std::function<at::Tensor()>& loss,
                                const GradientCheckOptions& options = {});
 

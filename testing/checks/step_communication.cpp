@@ -47,6 +47,7 @@ std::string to_string(const StepCommunication& communication, int64_t rank) {
 
 StepCommunication communication_of_step(const MakeModule& make_model, const StageLoss& loss,
                                         const RankLayout& layout, const CheckOptions& options) {
+  layout.grids();
   StepCommunication result;
   result.of_rank.resize(static_cast<size_t>(layout.ranks));
   std::vector<char> counting(static_cast<size_t>(layout.ranks), 0);

@@ -30,7 +30,8 @@ std::string to_string(const StepCommunication& communication, int64_t rank);
 
 /// What ranks as threads communicate in the second of two training steps on a layout: forward and
 /// backward, reduction, norm and update. Groups of one rank send nothing. The model is trained as
-/// in check_layouts(), but nothing is compared. Errors are rethrown.
+/// in check_layouts(), but nothing is compared. Errors are rethrown. ConfigError: as
+/// RankLayout::grids().
 StepCommunication communication_of_step(const MakeModule& make_model, const StageLoss& loss,
                                         const RankLayout& layout, const CheckOptions& options = {});
 

@@ -285,7 +285,7 @@ class ForwardFault {
     const double ratio = total / c_.whole().loss;
     for (const GroupKind kind : {GroupKind::dp_cp, GroupKind::dp, GroupKind::cp, GroupKind::tp}) {
       const auto ranks = static_cast<double>(c_.grids.size(kind));
-      if (ranks < 2 || std::abs(ratio / ranks - 1) > 1e-9) continue;
+      if (ranks < 2 || !(std::abs(ratio / ranks - 1) <= 1e-9)) continue;
       const std::string axis = lockstep::to_string(kind);
       const bool batch = kind != GroupKind::tp;
       return finding("loss", last, axis, ratio,

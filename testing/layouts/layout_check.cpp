@@ -16,12 +16,13 @@ namespace {
 
 constexpr double kWeightTolerance = 100;  // of options.tolerance
 
-/// Replaces std::max, which would lose NaN.
+/// Keeps the largest value of all steps; NaN: none yet.
 void note(double& most, double value) {
   if (std::isnan(most) || value > most) most = value;
 }
 
-/// The largest relative difference between a data-parallel group's loss and that in one process.
+/// The largest relative difference between a data-parallel group's loss and that in one process;
+/// infinity for a loss that is NaN.
 double loss_difference(const Comparison& comparison) {
   const double expected = comparison.whole().loss;
   double most = 0;
@@ -32,7 +33,8 @@ double loss_difference(const Comparison& comparison) {
     double total = 0;
     for (const int64_t member : replicas) total += comparison.of_rank(member).loss;
     if (!comparison.per_token) total /= static_cast<double>(replicas.size());
-    most = std::max(most, std::abs(total - expected) / std::max(std::abs(expected), 1e-3));
+    const double off = std::abs(total - expected) / std::max(std::abs(expected), 1e-3);
+    most = std::max(most, std::isnan(off) ? INFINITY : off);
   }
   return most;
 }
@@ -70,27 +72,28 @@ std::optional<Finding> norm_fault(const Comparison& comparison, double& differen
 
 std::optional<Finding> weight_fault(const Comparison& comparison, double& difference) {
   std::optional<Finding> finding;
-  double scale = 0;
+  double scale = 0;  // of finite weights: a frozen mask may hold infinity
   for (const auto& [name, weights] : comparison.whole().weights)
-    scale = std::max(scale, largest(weights));
+    scale = std::max(scale, largest(at::nan_to_num(weights, 0.0, 0.0, 0.0)));
   difference = 0;
   for (int64_t rank = 0; rank < comparison.layout.ranks; ++rank)
     for (const NamedParameter& param : comparison.ranks[static_cast<size_t>(rank)].params) {
       const at::Tensor expected =
           comparison.piece(rank, param, comparison.whole().weights.at(param.name));
-      const double off =
-          largest(comparison.of_rank(rank).weights.at(param.name) - expected) / scale;
+      const at::Tensor& found = comparison.of_rank(rank).weights.at(param.name);
+      const bool spoilt =
+          at::isfinite(expected).logical_and(at::isfinite(found).logical_not()).any().item<bool>();
+      const double off = spoilt ? INFINITY : largest(found - expected) / scale;
       difference = std::max(difference, off);
       if (finding || off <= kWeightTolerance * comparison.options.tolerance) continue;
-      finding =
-          Finding{.pass = "update",
-                  .parameter = param.name,
-                  .step = static_cast<int64_t>(comparison.step),
-                  .text = fmt::format("`{}`: its gradient is right, and after the update its "
-                                      "weights differ on rank {}: the update depends on the "
-                                      "layout, as that of a whole matrix does with "
-                                      "UpdateUnit::elements, or settings differ between ranks",
-                                      param.name, rank)};
+      finding = Finding{.pass = "update",
+                        .parameter = param.name,
+                        .step = static_cast<int64_t>(comparison.step),
+                        .text = fmt::format("`{}`: its gradient is right, and after the update its "
+                                            "weights differ on rank {}: the update depends on the "
+                                            "layout, as that of a whole matrix does with "
+                                            "UpdateUnit::range, or settings differ between ranks",
+                                            param.name, rank)};
     }
   return finding;
 }

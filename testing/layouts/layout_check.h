@@ -59,8 +59,9 @@ std::string to_string(const LayoutReport& report);
 ///
 /// The model is one piece per rank: no virtual pipeline stages. All parameters of a rank get a
 /// gradient in every step, unless options.ddp.allow_unused_parameters is set. What a rank throws
-/// becomes a Finding of pass "error". ConfigError: sizes that do not fit the ranks. What the model
-/// throws in one process is rethrown.
+/// becomes a Finding of pass "error". ConfigError: as RankLayout::grids(). UsageError: a gradient,
+/// or a weight after an update, that is not finite in one process. What the model throws in one
+/// process is rethrown.
 ///
 /// A parameter is followed through forward where an operator of libtorch takes it, or a view of it.
 /// For that, sharded parameters (optim_grads_params) are gathered before forward, and stay whole

@@ -140,6 +140,17 @@ void run_plainly(const CheckedModel& model, torch::nn::Module& module,
   record.norm = std::sqrt(squares);
 }
 
+void require_finite_update(const StepRecord& record) {
+  for (const auto& [name, weights] : record.weights) {
+    const at::Tensor spoilt =
+        at::isfinite(record.before.at(name)).logical_and(at::isfinite(weights).logical_not());
+    require<UsageError>(!spoilt.any().item<bool>(),
+                        "{}: parameter '{}': its weights after the update in one process are not "
+                        "finite",
+                        kCaller, name);
+  }
+}
+
 TensorsByName reduced_grads_of(const DistributedDataParallel& ddp) {
   TensorsByName grads;
   for (const ParamAndGradBuffer* buffer : ddp.buffers())
@@ -218,11 +229,19 @@ class RankRun {
       run_.not_final = error.what();
     }
     if (ddp_->state_text() == "reducing") ddp_->finish_grad_sync();
+    share_not_final();
     record.reduced = reduced_grads_of(*ddp_);
     if (!run_.not_final.empty()) return;
     record.norm = optimizer_->step().grad_norm;
     ddp_->unshard();
     record.weights = values_of(run_.params);
+  }
+
+  /// Gives all ranks the first text, so that none goes on to the update alone.
+  void share_not_final() {
+    for (const std::string& text :
+         all_gather_texts(state_.world(), run_.not_final, "final gradients"))
+      if (run_.not_final.empty()) run_.not_final = text;
   }
 
   const CheckedModel& model_;
@@ -282,6 +301,7 @@ RunRecord run_in_one_process(const CheckedModel& model) {
     run_plainly(model, *module, context, step, run);
     StepRecord& record = run.steps.back();
     record.weights = optimizer.update(record.before, record.local);
+    require_finite_update(record);
     assign(run.params, record.weights);
   }
   return run;
@@ -299,16 +319,19 @@ LayoutRun run_on_ranks(const CheckedModel& model, const RankLayout& layout,
   const auto body = [&](const ParallelState& state) {
     RunRecord run;
     RankRun rank(model, layout, reference, state, run);
-    {
-      const std::lock_guard<std::mutex> lock(mutex);
-      result.ranks[static_cast<size_t>(state.rank())] = run;
-    }
+    std::unique_lock<std::mutex> lock(mutex);  // a barrier alone orders nothing that tools can see
+    result.ranks[static_cast<size_t>(state.rank())] = run;
+    lock.unlock();
     barrier(state.world(), "parameters of the model under test");
+    lock.lock();
     if (state.rank() == 0) result.finding = wrong_parameter(reference, result.ranks, layout);
+    lock.unlock();
     barrier(state.world(), "comparison of the parameters");
+    lock.lock();
     if (result.finding) return;
+    lock.unlock();
     rank.train();
-    const std::lock_guard<std::mutex> lock(mutex);
+    lock.lock();
     result.ranks[static_cast<size_t>(state.rank())] = std::move(run);
   };
   try {

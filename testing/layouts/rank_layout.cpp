@@ -5,6 +5,10 @@
 namespace lockstep::testing {
 
 RankGrids RankLayout::grids() const {
+  require<ConfigError>(sizes.virtual_pipeline.value_or(1) == 1,
+                       "RankLayout: sizes.virtual_pipeline: found {}, allowed: unset or 1, because "
+                       "the checks make one model chunk per rank",
+                       sizes.virtual_pipeline.value_or(1));
   ParallelSizes all = sizes;
   all.world_size = ranks;
   return RankGrids(all);

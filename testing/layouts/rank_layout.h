@@ -16,7 +16,7 @@ struct RankLayout {
   /// For ParallelContext: the ranks of tp split the sequence between the tensor-parallel regions.
   bool sequence_parallel = false;
 
-  /// ConfigError as RankGrids.
+  /// ConfigError as RankGrids, and for several model chunks per rank (sizes.virtual_pipeline).
   RankGrids grids() const;
 };
 

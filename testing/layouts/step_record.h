@@ -40,7 +40,8 @@ struct RunRecord {
   std::vector<NamedParameter> params;
   TensorsByName own_initial;  ///< values that the module itself gave
   std::vector<StepRecord> steps;
-  std::string not_final;  ///< why the gradients of the last step are not final; empty: they are
+  /// Why gradients of the last step are not final, the same on all ranks; empty: they are.
+  std::string not_final;
 };
 
 }  // namespace lockstep::testing

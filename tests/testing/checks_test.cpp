@@ -1,11 +1,14 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <stdexcept>
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "lockstep/core/error.h"
+#include "lockstep/tests/support/throws_with.h"
 
 #include "own_net.h"
 
@@ -77,6 +80,50 @@ TEST(GradientCheck, ALossThatThrowsLeavesTheWeightsAsTheyWere) {
     EXPECT_THROW(check_gradients(weights, loss), std::runtime_error);
     EXPECT_TRUE(at::equal(weights.a, before)) << last;
   }
+}
+
+/// Causal attention whose loss does not depend on the bias of its keys: the bias adds the same
+/// number to all scores of a query, and softmax removes it.
+struct KeyBiasAttention : torch::nn::Module {
+  explicit KeyBiasAttention(uint64_t seed) {
+    constexpr int64_t kWidth = 32, kTokens = 64;
+    const at::Generator generator = at::detail::createCPUGenerator(seed);
+    const auto random = [&](at::IntArrayRef shape) {
+      return at::randn(shape, generator, at::TensorOptions(at::kDouble));
+    };
+    input = random({kTokens, kWidth});
+    query = register_parameter("query", random({kWidth, kWidth}) * 0.5);
+    key = register_parameter("key", random({kWidth, kWidth}) * 0.5);
+    value = register_parameter("value", random({kWidth, kWidth}) * 0.5);
+    key_bias = register_parameter("key_bias", random({kWidth}) * 0.5);
+    later = at::ones({kTokens, kTokens}, at::kBool).triu(1);
+  }
+  at::Tensor loss() const {
+    const at::Tensor keys = at::linear(input, key, key_bias);
+    const at::Tensor scores =
+        at::matmul(at::linear(input, query), keys.t()) / std::sqrt(keys.size(1));
+    const at::Tensor shares = at::softmax(scores.masked_fill(later, -INFINITY), -1);
+    return at::matmul(shares, at::linear(input, value)).square().mean();
+  }
+  at::Tensor input, query, key, value, key_bias, later;
+};
+
+TEST(GradientCheck, AGradientThatIsZeroButForRoundingIsRight) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    KeyBiasAttention attention(seed);
+    const GradientReport report = check_gradients(attention, [&] { return attention.loss(); });
+    EXPECT_TRUE(report.ok()) << seed << ": " << to_string(report);
+  }
+}
+
+TEST(GradientCheck, AGradientThatShouldBeZeroIsFound) {
+  KeyBiasAttention attention(0);
+  attention.key_bias.register_hook(
+      [](const at::Tensor& grad) -> at::Tensor { return at::full_like(grad, 1e-3); });
+  const GradientReport report = check_gradients(attention, [&] { return attention.loss(); });
+  EXPECT_FALSE(report.ok());
+  for (const CheckedElement& element : report.elements)
+    EXPECT_EQ(element.agrees, element.parameter != "key_bias") << to_string(report);
 }
 
 TEST(RankThreads, WhateverARankThrowsIsItsError) {
@@ -171,7 +218,8 @@ TEST(StepCommunication, ShardedParametersAreGatheredAtTheirUse) {
 
 /// Needs the whole matrix.
 struct UnitSteps : UpdateRule {
-  UnitSteps() : UpdateRule({.name = "unit_steps", .unit = UpdateUnit::matrix}) {}
+  explicit UnitSteps(UpdateUnit unit = UpdateUnit::matrix)
+      : UpdateRule({.name = "unit_steps", .unit = unit}) {}
   void update(const UpdateRange& range) const override {
     const at::Tensor gradient = range.gradient();
     range.write_weights(range.weights - range.learning_rate * gradient / gradient.norm());
@@ -192,6 +240,37 @@ TEST(MatrixRules, AreCheckedOnEveryLayout) {
           check_checkpoint(make_matrix(), loss_of_matrix(), dp, tp, options);
       EXPECT_TRUE(saved.ok()) << to_string(saved);
     }
+}
+
+/// A matrix beside a frozen parameter that is not finite.
+struct MaskedMatrix : Matrix {
+  explicit MaskedMatrix(const ParallelContext& context) : Matrix(context) {
+    register_parameter("mask", at::full({2}, -INFINITY, at::kDouble), /*requires_grad=*/false);
+  }
+};
+
+TEST(MatrixRules, AFrozenInfinityDoesNotHideOtherWeights) {
+  CheckOptions options;
+  options.rule = std::make_shared<UnitSteps>(UpdateUnit::range);
+  const LayoutReport report = check_layouts(
+      [](const ParallelContext& context) { return std::make_shared<MaskedMatrix>(context); },
+      loss_of_matrix(), {{.ranks = 2, .sizes = {.tensor = 2}}}, options);
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.layouts.front().culprit->pass, "update") << to_string(report);
+  EXPECT_EQ(report.layouts.front().culprit->parameter, "weight") << to_string(report);
+}
+
+TEST(RankLayouts, EveryCheckRefusesVirtualStages) {
+  const RankLayout one = {}, chunks = {.ranks = 2, .sizes = {.pipeline = 2, .virtual_pipeline = 2}};
+  const std::string found = "sizes.virtual_pipeline: found 2";
+  EXPECT_TRUE(
+      throws_with<ConfigError>([&] { check_layouts(make_net(), loss_of_net(), {chunks}); }, found));
+  EXPECT_TRUE(throws_with<ConfigError>(
+      [&] { communication_of_step(make_net(), loss_of_net(), chunks); }, found));
+  for (const auto& [from, to] : {std::pair(one, chunks), std::pair(chunks, one)})
+    EXPECT_TRUE(throws_with<ConfigError>(
+        [&, &from = from, &to = to] { check_checkpoint(make_net(), loss_of_net(), from, to); },
+        found));
 }
 
 TEST(CheckpointCheck, ShardedParametersAreSavedAndLoaded) {

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cmath>
 
 #include <ATen/ATen.h>
 
@@ -29,13 +30,18 @@ TEST(LayoutCheck, AModelWithoutMistakesIsEqualOnEveryLayout) {
   expect_equal(own_net::check(own_net::Mistake::none, own_net::good_layouts()));
 }
 
+std::shared_ptr<torch::nn::LinearImpl> make_linear(const ParallelContext&) {
+  auto linear = std::make_shared<torch::nn::LinearImpl>(3, 2);
+  linear->to(at::kDouble);
+  return linear;
+}
+
 /// A model of torch::nn. On two ranks its gradients are larger by a factor.
 LayoutReport check_linear(double factor, std::vector<at::Tensor>& weights,
                           const CheckOptions& options = {}) {
   return check_layouts(
       [&](const ParallelContext& context) {
-        auto linear = std::make_shared<torch::nn::LinearImpl>(3, 2);
-        linear->to(at::kDouble);
+        auto linear = make_linear(context);
         if (context.state.world().size() == 1) weights.push_back(linear->weight.detach().clone());
         return linear;
       },
@@ -89,32 +95,78 @@ TEST(LayoutCheck, AMistakeIsFoundInShardedGradientsToo) {
 TEST(LayoutCheck, AGradientThatIsNotFiniteInOneProcessIsNamed) {
   EXPECT_TRUE(throws_with<UsageError>(
       [] {
-        check_layouts(
-            [](const ParallelContext&) {
-              auto linear = std::make_shared<torch::nn::LinearImpl>(3, 2);
-              linear->to(at::kDouble);
-              return linear;
-            },
-            [](torch::nn::LinearImpl& linear, const StageInput&) {
-              return (linear.weight * 0).sqrt().sum() + linear.bias.sum();
-            },
-            {{.ranks = 2}});
+        check_layouts(make_linear,
+                      [](torch::nn::LinearImpl& linear, const StageInput&) {
+                        return (linear.weight * 0).sqrt().sum() + linear.bias.sum();
+                      },
+                      {{.ranks = 2}});
       },
       "parameter 'weight': its gradient in one process is not finite"));
 }
 
-TEST(LayoutCheck, WhatARankThrowsIsAFindingWhateverItsType) {
+/// Steps of one length, which are NaN where the gradient is zero.
+struct EqualSteps : UpdateRule {
+  EqualSteps() : UpdateRule({.name = "equal_steps"}) {}
+  void update(const UpdateRange& all) const override {
+    for (const auto& segment : all.segments) {
+      const UpdateRange range = all.part(segment);
+      const at::Tensor gradient = range.gradient();
+      range.write_weights(range.weights - range.learning_rate * gradient / gradient.abs());
+    }
+  }
+};
+
+TEST(LayoutCheck, AWeightThatIsNotFiniteAfterTheUpdateInOneProcessIsNamed) {
+  CheckOptions options;
+  options.steps = 1;
+  options.rule = std::make_shared<EqualSteps>();
+  EXPECT_TRUE(throws_with<UsageError>(
+      [&] {
+        check_layouts(
+            make_linear,
+            [](torch::nn::LinearImpl& linear, const StageInput&) {
+              const at::Tensor factors = at::arange(6, at::kDouble).view({2, 3});
+              return (linear.weight * factors).sum() + linear.bias.sum();
+            },
+            {{.ranks = 1}}, options);
+      },
+      "parameter 'weight': its weights after the update in one process are not finite"));
+}
+
+TEST(LayoutCheck, ALossThatIsNaNDiffersByInfinity) {
+  std::vector<at::Tensor> weights;
+  const LayoutReport report = check_linear(NAN, weights);
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.layouts.front().loss, INFINITY);
+  EXPECT_NE(to_string(report).find("what comes behind the last of them differs"), std::string::npos)
+      << to_string(report);
+}
+
+TEST(LayoutCheck, GradientsThatAreNotFinalOnSomeStagesAreNamed) {
+  CheckOptions options;
+  options.ddp.calculate_per_token_loss = false;
+  options.finalize = [](torch::nn::Module&, DistributedDataParallel& ddp,
+                        const std::optional<at::Tensor>&) { ddp.finish_grad_sync(); };
   const LayoutReport report = check_layouts(
-      [](const ParallelContext&) {
-        auto linear = std::make_shared<torch::nn::LinearImpl>(3, 2);
-        linear->to(at::kDouble);
-        return linear;
+      [](const ParallelContext& context) {
+        return std::make_shared<own_net::Net>(context, own_net::Mistake::none);
       },
-      [](torch::nn::LinearImpl& linear, const StageInput& input) {
-        if (input.context.state.world_size() > 1) throw std::string("out of luck");
-        return linear.weight.sum() + linear.bias.sum();
-      },
-      {{.ranks = 2}});
+      [](own_net::Net& net, const StageInput& input) { return net.forward(input); },
+      {{.ranks = 4, .sizes = {.pipeline = 4}}}, options);
+  ASSERT_FALSE(report.ok());
+  const Finding& culprit = *report.layouts.front().culprit;
+  EXPECT_EQ(culprit.pass, "finalize") << to_string(report);
+  EXPECT_EQ(culprit.parameter, "table") << to_string(report);
+}
+
+TEST(LayoutCheck, WhatARankThrowsIsAFindingWhateverItsType) {
+  const LayoutReport report =
+      check_layouts(make_linear,
+                    [](torch::nn::LinearImpl& linear, const StageInput& input) {
+                      if (input.context.state.world_size() > 1) throw std::string("out of luck");
+                      return linear.weight.sum() + linear.bias.sum();
+                    },
+                    {{.ranks = 2}});
   ASSERT_TRUE(report.layouts.front().culprit.has_value());
   EXPECT_NE(report.layouts.front().culprit->text.find("out of luck"), std::string::npos);
 }
