@@ -15,7 +15,8 @@ void forget_followers(const std::vector<std::string>& overrides, proto::Config* 
   proto::OptimizerConfig& optimizer = *config->mutable_optimizer();
   const double decay = optimizer.weight_decay();
   const bool both = optimizer.has_start_weight_decay() && optimizer.has_end_weight_decay() &&
-                    optimizer.start_weight_decay() == decay && optimizer.end_weight_decay() == decay;
+                    optimizer.start_weight_decay() == decay &&
+                    optimizer.end_weight_decay() == decay;
   if (both && named("optimizer.weight_decay")) {
     if (!named("optimizer.start_weight_decay")) optimizer.clear_start_weight_decay();
     if (!named("optimizer.end_weight_decay")) optimizer.clear_end_weight_decay();
