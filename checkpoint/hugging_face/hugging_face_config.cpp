@@ -78,7 +78,10 @@ void parse_window(const JsonKeys& keys, const HuggingFaceFamilyInfo& info,
   const bool by_default = !keys.mentions("sliding_window") && info.family != Family::mixtral;
   if (!keys.has("sliding_window") && !by_default) return;
   const int64_t window = keys.size("sliding_window", 4096);
-  if (qwen && !info.experts && !all_layers_slide(keys, model.num_layers)) return;
+  // transformers takes a Mistral with layer_types for a Ministral, whose layers choose their masks.
+  const bool listed = info.family == Family::mistral && keys.has("layer_types");
+  const bool chosen = (qwen && !info.experts) || listed;
+  if (chosen && !all_layers_slide(keys, model.num_layers)) return;
   model.window_size = window;
 }
 
@@ -277,6 +280,7 @@ TransformerConfig parse_hugging_face_config(std::string_view text, const std::st
   keys.check(info != nullptr, "model_type", type, hugging_face_model_types());
   keys.check(!keys.has("quantization_config"), "quantization_config", "quantized weights",
              "weights in floating point, without this key");
+  keys.allow("is_causal", true, true);
   Config config;
   config.model = info->family == Family::gpt2 ? parse_gpt2(keys) : parse_rotary_family(keys, *info);
   try {

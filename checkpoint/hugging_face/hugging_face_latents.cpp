@@ -42,7 +42,7 @@ std::vector<int64_t> parse_first_dense_layers(const JsonKeys& keys, int64_t num_
 void parse_latent_attention(const JsonKeys& keys, TransformerConfig& model) {
   keys.check(model.num_query_groups == model.num_attention_heads, "num_key_value_heads",
              *model.num_query_groups, model.num_attention_heads);
-  keys.allow("rope_interleave", true, true);
+  keys.allow("rope_interleave", !keys.mentions("rope_interleave"), true);  // null means false
   keys.allow("rms_norm_eps", kLatentNormEpsilon, kLatentNormEpsilon);  // of the latents' norms
   model.multi_latent_attention = true;
   if (keys.has("q_lora_rank") || !keys.mentions("q_lora_rank"))
@@ -64,7 +64,8 @@ void parse_deepseek_experts(const JsonKeys& keys, TransformerConfig& model) {
   parse_groups(keys, model);
   // The weights are normalized to add up to 1; with one expert the weight is the score itself.
   const bool normed = model.moe_router_topk > 1;
-  keys.check(keys.get<bool>("norm_topk_prob", true) == normed, "norm_topk_prob", !normed, normed);
+  const bool found = keys.get<bool>("norm_topk_prob", !keys.mentions("norm_topk_prob"));
+  keys.check(found == normed, "norm_topk_prob", found, normed);
   const int64_t width = keys.size("moe_intermediate_size", 2048);
   const int64_t shared = keys.size("n_shared_experts", 1);
   keys.check(shared <= kMostSharedExperts && width <= INT64_MAX / kMostSharedExperts,

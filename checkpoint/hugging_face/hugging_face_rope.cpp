@@ -1,6 +1,7 @@
 #include "lockstep/checkpoint/hugging_face_rope.h"
 
 #include <cmath>
+#include <optional>
 #include <string>
 
 #include "lockstep/core/attention_rules.h"
@@ -22,12 +23,19 @@ void set_amplitude(const JsonKeys& keys, double amplitude, TransformerConfig& mo
   model.rope_mscale = wanted < kRounding ? 0 : wanted / of_one;
 }
 
+/// transformers prefers a value beside the rotary parameters to the one inside them.
+int64_t original_context(const JsonKeys& keys, const JsonKeys& rope,
+                         std::optional<int64_t> otherwise) {
+  const char* const key = "original_max_position_embeddings";
+  return keys.has(key) ? keys.size(key) : rope.size(key, otherwise);
+}
+
 /// In transformers, only DeepSeek's family scales the logits; the others scale cosines and sines.
 void parse_yarn(const JsonKeys& keys, const JsonKeys& rope, bool scales_logits,
                 TransformerConfig& model) {
   model.rope_scaling_type = RopeScaling::yarn;
   model.rope_original_max_position_embeddings =
-      rope.size("original_max_position_embeddings", keys.size("max_position_embeddings"));
+      original_context(keys, rope, keys.size("max_position_embeddings"));
   rope.allow("truncate", true, true);
   model.rope_beta_fast = rope.get<double>("beta_fast", model.rope_beta_fast);
   model.rope_beta_slow = rope.get<double>("beta_slow", model.rope_beta_slow);
@@ -47,11 +55,11 @@ void parse_yarn(const JsonKeys& keys, const JsonKeys& rope, bool scales_logits,
     set_amplitude(rope, yarn_mscale(factor, 1), model);
 }
 
-void parse_llama3(const JsonKeys& rope, TransformerConfig& model) {
+void parse_llama3(const JsonKeys& keys, const JsonKeys& rope, TransformerConfig& model) {
   model.rope_scaling_type = RopeScaling::llama3;
   model.rope_low_freq_factor = rope.get<double>("low_freq_factor");
   model.rope_high_freq_factor = rope.get<double>("high_freq_factor");
-  model.rope_original_max_position_embeddings = rope.size("original_max_position_embeddings");
+  model.rope_original_max_position_embeddings = original_context(keys, rope, {});
 }
 
 }  // namespace
@@ -73,7 +81,7 @@ void parse_hugging_face_rope(const JsonKeys& keys, const HuggingFaceFamilyInfo& 
     const bool latent = info.family == HuggingFaceFamily::deepseek_v3;
     if (found == "yarn") return parse_yarn(keys, rope, latent, model);
     if (latent) rope.allow("mscale_all_dim", 0.0, 0.0);
-    if (found == "llama3") return parse_llama3(rope, model);
+    if (found == "llama3") return parse_llama3(keys, rope, model);
     model.rope_scaling_type = RopeScaling::linear;
     return;
   }
