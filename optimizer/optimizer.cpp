@@ -64,7 +64,7 @@ void check_shards(const std::vector<DistributedDataParallel*>& models) {
 void check_offloaded(const OptimizerConfig& config, const UpdateStatement* rule) {
   require<ConfigError>(matrix_layout(config, rule) != MatrixLayout::whole,
                        "optimizer.offload: found true, and {} updates whole matrices; allowed: "
-                       "false, or a rule of ranges, such as adam and sgd",
+                       "false, or a rule that updates ranges, such as adam or sgd",
                        rule ? "update rule " + rule->name : to_string(config.optimizer));
 }
 
@@ -77,7 +77,7 @@ GroupedParams grouped_params(const std::vector<DistributedDataParallel*>& models
   const bool needs_matrices = matrix_layout(config, rule) == MatrixLayout::whole;
   require<ConfigError>(
       !needs_matrices || !whole || has_whole_matrices(models),
-      "{}: found {}, but no parameter is a matrix that lies whole (ParamUpdate::matrix in its "
+      "{}: found {}, but no parameter is a whole matrix (ParamUpdate::matrix in its "
       "description, MatrixLayout::whole of its DistributedDataParallel); allowed: {}",
       rule ? "update rule" : "optimizer.optimizer", rule ? rule->name : to_string(config.optimizer),
       rule ? "a rule of ranges, or this one with some" : "adam, sgd, or muon with some");

@@ -52,12 +52,12 @@ void add_checkpoint_conversions(CLI::App& checkpoint) {
   auto arguments = std::make_shared<ConversionArguments>();
   CLI::App* const to_files =
       add_conversion(checkpoint, "export",
-                     "Write a checkpoint's weights as a model for Hugging Face's transformers, one "
+                     "Convert a checkpoint's weights to a Hugging Face transformers model, one "
                      "weight at a time",
                      arguments, "Folder for config.json, the weights and the tokenizer's files",
                      "Folder of checkpoint.save, whose newest complete checkpoint is used, or "
                      "the folder of one checkpoint");
-  to_files->add_option("--dtype", arguments->dtype, "Type of the written weights: bf16, fp32")
+  to_files->add_option("--dtype", arguments->dtype, "Dtype of the written weights: bf16, fp32")
       ->capture_default_str()
       ->check(CLI::IsMember({"bf16", "fp32"}));
   to_files
@@ -72,7 +72,7 @@ void add_checkpoint_conversions(CLI::App& checkpoint) {
   to_files->callback([arguments] { run_export(*arguments); });
   CLI::App* const from_files = add_conversion(
       checkpoint, "import",
-      "Make a checkpoint, without optimizer state, from a model of Hugging Face's transformers",
+      "Convert a Hugging Face transformers model to a checkpoint without optimizer state",
       arguments,
       "Folder with config.json and model.safetensors, or model.safetensors.index.json and its "
       "files; or the path of one of these two",

@@ -94,7 +94,10 @@ class BuildDisplay {
 void build(const DataArguments& arguments) {
   for (const std::string& path : arguments.build.input)
     if (is_named_json(path) && !arguments.build.json_keys_given)
-      print_note(fmt::format("'{}' is read as one text; name files of JSON lines .jsonl", path));
+      print_note(
+          fmt::format("'{}' is read as one document; files of JSON lines must end in "
+                      ".jsonl",
+                      path));
   BuildDisplay display;
   const std::unique_ptr<const Tokenizer> tokenizer =
       make_tokenizer(arguments.tokenizer, "--tokenizer");

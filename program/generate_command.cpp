@@ -54,8 +54,8 @@ std::vector<std::string> prompts_of(const GenerateArguments& arguments) {
   if (!arguments.input.empty())
     for (std::string& line : lines_of(arguments.input)) prompts.push_back(std::move(line));
   require<ConfigError>(!prompts.empty(),
-                       "--prompt: found none, allowed: at least one, here or in "
-                       "the file of --input");
+                       "--prompt: found none, allowed: at least one, given here or in the --input "
+                       "file");
   return prompts;
 }
 
@@ -154,7 +154,7 @@ void run_as_rank(const GenerateArguments& arguments, const std::vector<std::stri
   if (environment.rank == 0) note_doubt(arguments.checkpoint);
   require<ConfigError>(rank_count(arguments.parallel) == environment.world_size,
                        "--tensor, --pipeline, --expert: found a product of {}, allowed: {}, the "
-                       "ranks that were started",
+                       "number of ranks started",
                        rank_count(arguments.parallel), environment.world_size);
   std::optional<ParallelState> state;
   try {
@@ -222,7 +222,8 @@ void add_sampling_options(CLI::App& command, GenerateOptions& options) {
       ->check(check_at_least(0));
   command
       .add_option("--temperature", options.temperature,
-                  "Divides the logits; 0 takes the most likely token")
+                  "Sampling temperature, which divides the logits; 0 always takes the most likely "
+                  "token")
       ->capture_default_str()
       ->check(check_not_negative);
   command
@@ -261,7 +262,7 @@ void add_generate_command(CLI::App& program) {
   command->add_option("--input", arguments->input, "File with one prompt on each line")
       ->type_name("FILE");
   add_texts(*command, "--stop", arguments->stop,
-            "End the generated text before this string; may be repeated");
+            "Stop generating at this string, which is not printed; may be repeated");
   command->add_flag("--ignore-eos", arguments->ignore_eos,
                     "Continue after an end-of-document token instead of ending the text there");
   command->add_flag("--json", arguments->json,

@@ -66,7 +66,7 @@ void check(const LaunchArguments& given) {
   }
   require<ConfigError>(given.max_restarts == 0,
                        "--max-restarts: found {}, allowed with --nodes {}: 0; Slurm's --requeue "
-                       "starts jobs of several hosts again",
+                       "restarts jobs on several hosts",
                        given.max_restarts, given.nodes);
   require<ConfigError>(given.starter != "own",
                        "--starter own starts the ranks of one host; found --nodes {}", given.nodes);
@@ -121,9 +121,8 @@ bool trains_elastically(const LaunchArguments& given) {
 
 void check_spares(const LaunchArguments& given, bool elastic) {
   require<ConfigError>(given.spares == 0 || (elastic && given.starter != "torchrun"),
-                       "--spares: found {}; spares take the place of lost ranks on one host, where "
-                       "`train` has train.elastic = dp and lockstep's own starter; otherwise "
-                       "allowed: 0",
+                       "--spares: found {}, allowed: 0, unless `train` runs on one host with "
+                       "train.elastic = dp and lockstep's own starter",
                        given.spares);
 }
 
@@ -137,10 +136,11 @@ std::string chosen_torchrun(const LaunchArguments& given, bool elastic) {
       "install it (pip install torch) or put its folder on PATH; Slurm and Open MPI need no "
       "launcher: they start `lockstep train` themselves";
   require<ConfigError>(given.nodes == 1,
-                       "--nodes {} needs torchrun, and none that works was found: {}", given.nodes,
-                       kRemedy);
+                       "--nodes {} needs torchrun, but no working torchrun was found: "
+                       "{}",
+                       given.nodes, kRemedy);
   require<ConfigError>(given.starter != "torchrun",
-                       "--starter torchrun: none that works was found: {}", kRemedy);
+                       "--starter torchrun: no working torchrun was found: {}", kRemedy);
   return "";
 }
 
@@ -182,8 +182,8 @@ std::vector<std::string> torchrun_command(const std::string& torchrun, const Lau
 }
 
 constexpr char kRanksDoNotStay[] =
-    "lockstep launch: with --starter torchrun a lost rank ends all ranks, whatever train.elastic "
-    "is; ranks stay with --starter own\n";
+    "lockstep launch: with --starter torchrun a lost rank ends all ranks, even with train.elastic "
+    "= dp; with --starter own the other ranks keep running\n";
 
 void run(const LaunchArguments& given) {
   check(given);
@@ -235,12 +235,12 @@ void add_launch_command(CLI::App& program, const std::vector<std::string>& argum
       ->add_option("--nodes", given->nodes, "Number of hosts, each with the same number of ranks")
       ->capture_default_str()
       ->check(check_at_least(1));
-  command->add_option("--node-rank", given->node_rank, "Which of the hosts this is: 0 to NODES - 1")
+  command->add_option("--node-rank", given->node_rank, "Index of this host: 0 to NODES - 1")
       ->check(check_at_least(0));
   command
       ->add_option("--rendezvous", given->rendezvous,
-                   "Where the ranks meet: the host with --node-rank 0 and a free port on it. The "
-                   "default for one host is this host and a free port")
+                   "Rendezvous address: the host with --node-rank 0 and a free port on that host. "
+                   "With one host the default is this host and any free port")
       ->type_name("HOST:PORT");
   command
       ->add_option(
@@ -263,7 +263,8 @@ void add_launch_command(CLI::App& program, const std::vector<std::string>& argum
       ->add_option(
           "--spares", given->spares,
           "Number of extra processes that wait, ready to train, and replace lost ranks at once. "
-          "Needs train.elastic = dp. Each takes a GPU of its own, after the GPUs of the ranks")
+          "Needs train.elastic = dp. Each spare needs its own GPU; spares use the GPUs after those "
+          "of the ranks")
       ->capture_default_str()
       ->check(check_at_least(0))
       ->check(check_between(0, 65536));

@@ -20,7 +20,7 @@ struct ManArguments {
 void write_pages(const std::vector<ManualPage>& pages, const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  require<FileError>(!error, "'{}' cannot be made: {}", folder, error.message());
+  require<FileError>(!error, "'{}' cannot be created: {}", folder, error.message());
   for (const ManualPage& page : pages)
     write_output_file(folder + "/" + page.name + ".1", page.text);
 }

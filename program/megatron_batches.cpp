@@ -57,9 +57,8 @@ void count_growth(Settings& s, int64_t global) {
   const auto iterations = growing_iterations(samples, global, rampup_of(s));
   if (!iterations) {
     s.unset("train.train_iters");
-    return s.note(
-        "--train-samples",
-        "not there: with that --rampup-batch-size train.train_iters cannot be worked out");
+    return s.note("--train-samples",
+                  "not there: with that --rampup-batch-size train.train_iters cannot be computed");
   }
   s.set("train.train_iters", *iterations);
   if (!s.has("--lr-decay-samples"))
@@ -77,7 +76,7 @@ void apply_samples(Settings& s) {
     if (!samples) return;
     if (!batch || *batch < 1 || s.has("--step-batch-size-schedule"))
       return s.note(flag, "not there: without a constant --global-batch-size " + field +
-                              " cannot be worked out");
+                              " cannot be computed");
     const double exact = static_cast<double>(*samples) / static_cast<double>(*batch);
     set_iterations(s, flag, field, floors ? std::floor(exact) : exact);
   };
@@ -111,7 +110,7 @@ int64_t tokens_of(const std::string& text) {
   if (stream >> suffix) {
     const size_t power = kSuffixes.find(static_cast<char>(std::toupper(suffix)));
     require<ConfigError>(power != std::string_view::npos,
-                         "--step-batch-size-schedule: found '{}', allowed behind a number: K, M, B "
+                         "--step-batch-size-schedule: found '{}', allowed after a number: K, M, B "
                          "or T",
                          text);
     number *= std::pow(1000.0, static_cast<double>(power + 1));
@@ -128,8 +127,7 @@ void apply_batch_sizes(Settings& s) {
   }
   if (s.has("--global-batch-size"))
     s.note("--global-batch-size",
-           "left out: Megatron-LM refuses it beside "
-           "--step-batch-size-schedule, which says all");
+           "left out: Megatron-LM refuses it together with --step-batch-size-schedule");
   const int64_t length = std::max<int64_t>(s.integer_or("--seq-length", 1), 1);
   std::string text = *schedule, steps;
   std::replace(text.begin(), text.end(), ',', ' ');

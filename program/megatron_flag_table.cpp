@@ -8,11 +8,11 @@ namespace {
 using enum FlagUse;
 using enum FlagValues;
 
-constexpr const char* kWithFp8 = "counts with --fp8-format alone";
-constexpr const char* kWithDelayed = "counts with --fp8-format and the recipe delayed alone";
-constexpr const char* kWithFirstLast = "counts with --first-last-layers-bf16 alone";
-constexpr const char* kWithLatents = "counts with --multi-latent-attention alone";
-constexpr const char* kWithYarn = "counts with --multi-latent-attention and --rope-type yarn alone";
+constexpr const char* kWithFp8 = "applies only with --fp8-format";
+constexpr const char* kWithDelayed = "applies only with --fp8-format and the delayed recipe";
+constexpr const char* kWithFirstLast = "applies only with --first-last-layers-bf16";
+constexpr const char* kWithLatents = "applies only with --multi-latent-attention";
+constexpr const char* kWithYarn = "applies only with --multi-latent-attention and --rope-type yarn";
 
 constexpr MegatronFlag kWithField[] = {
     {"--num-layers", copied, one, "model.num_layers"},
@@ -21,7 +21,7 @@ constexpr MegatronFlag kWithField[] = {
     {"--group-query-attention", derived, none, "model.num_query_groups", "",
      "takes the number of --num-query-groups"},
     {"--num-query-groups", derived, one, "model.num_query_groups", "",
-     "counts with --group-query-attention alone"},
+     "applies only with --group-query-attention"},
     {"--kv-channels", copied, one, "model.kv_channels"},
     {"--ffn-hidden-size", derived, one, "model.ffn_hidden_size", "",
      "with --swiglu the default is 8/3 of the hidden size, rounded down to a multiple of 64"},
@@ -37,7 +37,7 @@ constexpr MegatronFlag kWithField[] = {
     {"--rotary-percent", copied, one, "model.rotary_percent"},
     {"--use-rope-scaling", sets, none, "model.rope_scaling_type", "llama3"},
     {"--rope-scaling-factor", derived, one, "model.rope_scaling_factor", "",
-     "counts with --use-rope-scaling alone"},
+     "applies only with --use-rope-scaling"},
     {"--multi-latent-attention", derived, none, "model.multi_latent_attention", "",
      "with rotary positions as --rope-type says, yarn by default"},
     {"--q-lora-rank", derived, one, "model.q_lora_rank", "", kWithLatents},
@@ -51,7 +51,7 @@ constexpr MegatronFlag kWithField[] = {
     {"--mscale-all-dim", derived, one, "model.rope_mscale_all_dim", "", kWithYarn},
     {"--qk-layernorm", sets, none, "model.qk_layernorm", "true"},
     {"--window-size", derived, one, "model.window_size", "",
-     "LEFT,0 there, the tokens before each token: one more here, which counts the token itself"},
+     "Megatron-LM counts the tokens before each token (LEFT,0); here the token itself counts too"},
     {"--swiglu", derived, none, "model.activation", "", "swiglu"},
     {"--no-bias-gelu-fusion", derived, none, "model.activation", "",
      "gelu; with the fusion, which approximates it, gelu_tanh"},
@@ -141,7 +141,7 @@ constexpr MegatronFlag kWithField[] = {
     {"--ddp-pad-buckets-for-high-nccl-busbw", sets, none, "ddp.pad_buckets_for_high_nccl_busbw",
      "true"},
     {"--no-check-for-nan-in-loss-and-grad", derived, none, "ddp.check_for_nan_in_grad", "",
-     "without it true, except with a loss scale that adapts itself"},
+     "true without this flag, except with a dynamic loss scale"},
     {"--check-for-large-grads", sets, none, "ddp.check_for_large_grads", "true"},
     {"--ddp-reduce-scatter-with-fp32-accumulation", sets, none,
      "ddp.reduce_scatter_with_fp32_accumulation", "true"},

@@ -26,8 +26,8 @@ std::vector<std::string> words_of_script(const std::string& path) {
       read_shell_arguments(read_file(path, kLargestScript, /*follow_links=*/true));
   if (arguments.has_conditions)
     std::cerr << "'" + path +
-                     "': its conditions are not evaluated; the flags of every branch are "
-                     "taken, and of two the later counts\n";
+                     "': its conditions are not evaluated; the flags of all branches are used, and "
+                     "the last of several values wins\n";
   for (const std::string& word : arguments.words)
     if (word.find('$') != std::string::npos)
       std::cerr << "'" + path + "': does not set what stands in '" + word + "'\n";
@@ -39,16 +39,16 @@ void convert(const MegatronFlagsArguments& arguments) {
   if (!arguments.file.empty()) words = words_of_script(arguments.file);
   words.insert(words.end(), arguments.flags.begin(), arguments.flags.end());
   require<ConfigError>(!words.empty(),
-                       "megatron-flags: found no flags, allowed: flags behind --, as in `lockstep "
+                       "megatron-flags: found no flags, allowed: flags after --, as in `lockstep "
                        "megatron-flags -- --num-layers 24`, or --file");
   const MegatronConversion conversion = convert_megatron_flags(read_megatron_flags(words));
   std::cout << conversion.text;
   for (const std::string& note : conversion.notes) std::cerr << note + "\n";
   try {
-    parse_config(conversion.text, "the configuration made of the flags");
+    parse_config(conversion.text, "the configuration built from the flags");
   } catch (const ConfigError& error) {
     flush_standard_output("megatron-flags");
-    fail<ConfigError>("{}; it is printed all the same, to be changed by hand", error.what());
+    fail<ConfigError>("{}; the configuration is printed anyway, for you to edit", error.what());
   }
 }
 

@@ -236,8 +236,8 @@ void apply_tokenizer(Settings& s) {
     const std::string folder = std::filesystem::path(*vocabulary).parent_path().string();
     s.set("data.tokenizer", "gpt2:" + (folder.empty() ? "." : folder));
     s.note("--vocab-file",
-           "data.tokenizer reads vocab.json and merges.txt of that folder; name "
-           "the two files so");
+           "data.tokenizer reads vocab.json and merges.txt of that folder; rename the two files "
+           "accordingly");
   } else if (kind.find("SentencePiece") != std::string::npos || kind == "Llama2Tokenizer") {
     s.set("data.tokenizer", "sentencepiece:" + s.value("--tokenizer-model").value_or(""));
     if (!s.found("model.vocab_size")) s.note("--tokenizer-type", unknown);

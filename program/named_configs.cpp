@@ -87,8 +87,8 @@ std::string config_file(const std::string& given) {
   const auto configs = named_configs();
   if (const NamedConfig* const found = find(configs, given)) return found->path;
   require<ConfigError>(!missing,
-                       "CONFIG: '{}' cannot be read as a configuration: No such file or directory, "
-                       "nor is it the name of one that comes with lockstep: {}",
+                       "CONFIG: '{}' cannot be read as a configuration: No such file or directory; "
+                       "configurations that come with lockstep: {}",
                        given, names_of(configs));
   return given;
 }
@@ -98,8 +98,8 @@ std::string machine_file(const std::string& given) {
   const std::filesystem::path folder = installed_path("share/lockstep/configs/machines");
   const std::vector<std::string> names = names_in(folder);
   require<ConfigError>(std::find(names.begin(), names.end(), given) != names.end(),
-                       "--machine: '{}' is no file, nor the name of one that comes with lockstep: "
-                       "{}",
+                       "--machine: '{}' is neither a file nor one of the machines that come with "
+                       "lockstep: {}",
                        given, fmt::join(names, ", "));
   return file_in(folder, given);
 }

@@ -101,9 +101,10 @@ void write_best_text(const LayoutSearch& search, const Machine& machine) {
     const SimulatedLayout& layout = search.best[i];
     const std::string loss = loss_of(layout, search.best.front());
     std::cout << fmt::format(
-        "\n{:>2}. {:.2f} ms a step, {:.2f} GiB; beside compute most: {}{}\n    {}\n", i + 1,
-        1e3 * layout.time.step_s, static_cast<double>(layout.peak_bytes) / 0x1p30, limit_of(layout),
-        loss.empty() ? "" : fmt::format("; against the best: {}", loss),
+        "\n{:>2}. {:.2f} ms a step, {:.2f} GiB; largest cost besides compute: "
+        "{}{}\n    {}\n",
+        i + 1, 1e3 * layout.time.step_s, static_cast<double>(layout.peak_bytes) / 0x1p30,
+        limit_of(layout), loss.empty() ? "" : fmt::format("; compared with the best: {}", loss),
         layout.overrides.empty() ? "as configured" : set_line(layout.overrides));
   }
   if (!search.refused.empty()) std::cout << "\n" << refusals_of(search) << "\n";
@@ -150,8 +151,8 @@ constexpr const char* kBestFooter =
     "pipeline and expert parallelism, chunks of a pipeline rank, optimizer instances, "
     "micro-batches of 1, 2, 4, 8 and 16 sequences, recomputation and sharding. A formula estimates "
     "each layout. The best that fit in memory are simulated, as by `lockstep plan time`, and "
-    "verified, as by `lockstep plan verify`; the next ones take the places of those that are "
-    "refused then. For the fastest three, other pipeline schedules and "
+    "verified, as by `lockstep plan verify`; the next ones replace layouts that fail "
+    "verification. For the fastest three, other pipeline schedules and "
     "bucket sizes are simulated too. Only simulated layouts are listed. train.global_batch_size "
     "must be set and is not changed.\n"
     "Do not set fields in CONFIG that a layout would have to unset: virtual pipeline stages, "
@@ -175,7 +176,7 @@ void add_plan_best_command(CLI::App& plan) {
       ->check(check_positive);
   command
       ->add_option("--simulate", options.num_simulated,
-                   "Number of layouts to simulate, without those that are refused then")
+                   "Number of layouts to simulate, not counting those that fail verification")
       ->capture_default_str()
       ->check(check_at_least(1));
   command

@@ -86,7 +86,7 @@ std::string newest_checkpoint_in(const std::string& folder) {
     if (folder.empty() || !has_checkpoint(folder)) return "no checkpoint has been saved";
     return fmt::format("the newest complete checkpoint is '{}'", find_checkpoint(folder));
   } catch (const FileError& error) {
-    return fmt::format("the newest checkpoint cannot be told: {}", error.what());
+    return fmt::format("the newest checkpoint cannot be determined: {}", error.what());
   }
 }
 

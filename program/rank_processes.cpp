@@ -46,7 +46,7 @@ class Ranks {
       }
       if (!may_start_again()) break;
       ++restarts_;
-      tell("starting the ranks again (restart {} of {})", restarts_, program_.max_restarts);
+      tell("restarting all ranks (restart {} of {})", restarts_, program_.max_restarts);
       begin_round(program_.ranks);
       start_spares();
     }
@@ -119,7 +119,7 @@ class Ranks {
       Member& spare = members_[static_cast<size_t>(i)];
       if (spare.runs()) continue;
       if (const auto obstacle = start(spare, round, i))
-        tell("{} cannot be started: {}; the others stay", spare.name(), *obstacle);
+        tell("{} cannot be started: {}; the others keep running", spare.name(), *obstacle);
     }
   }
 
@@ -191,7 +191,7 @@ class Ranks {
         fmt::format("{} (process {}) {}", member.name(), process, end_of_process(status));
     const bool others = count(&Member::runs) > 0;
     if (member.rank < 0 && (told_to_end_ || code == kRefused)) return;  // the ranks report it
-    if (member.rank < 0) return tell("{}{}", end, others ? "; the others stay" : "");
+    if (member.rank < 0) return tell("{}{}", end, others ? "; the others keep running" : "");
     const bool with_the_others = code == kStopped || code == kDiverged;
     if (status_ == 0 || !with_the_others) status_ = code;
     if (with_the_others) over_ = code;
@@ -209,7 +209,7 @@ class Ranks {
   void note_loss(const std::string& loss) {
     failed_ = true;
     ++num_lost_;
-    tell("{}{}", loss, count(&Member::runs) > 0 ? "; the others stay" : "");
+    tell("{}{}", loss, count(&Member::runs) > 0 ? "; the others keep running" : "");
   }
 
   /// A rank that the signal killed before it could handle it, or a loss that the remaining ranks
@@ -293,7 +293,7 @@ class Ranks {
   }
 
   static void kill_late(const Member& member) {
-    tell("{} (process {}) {} and is killed", member.name(), member.process,
+    tell("{} (process {}) {}; killing it", member.name(), member.process,
          member.stopped    ? "is stopped"
          : member.starts() ? "does not start in time"
                            : "does not leave the round in time");
@@ -335,13 +335,13 @@ class Ranks {
     if (restarts_ < program_.max_restarts) {
       ++restarts_;
       const auto stay = std::min<int64_t>(left, program_.ranks);
-      tell("ranks that stay: {}, that start anew: {} (restart {} of {})", stay,
+      tell("ranks that stay: {}, ranks restarted: {} (restart {} of {})", stay,
            program_.ranks - stay, restarts_, program_.max_restarts);
       begin_round(program_.ranks);
       return start_spares();
     }
     if (num_lost_ == 0)
-      return end_waiting(kFailed, fmt::format("no rank is lost, and --max-restarts {} is used up",
+      return end_waiting(kFailed, fmt::format("no rank was lost; --max-restarts {} is exhausted",
                                               program_.max_restarts));
     const auto fit = std::find_if(fits_.world_sizes.begin(), fits_.world_sizes.end(),
                                   [&](int64_t ranks) { return ranks <= left; });
@@ -352,7 +352,7 @@ class Ranks {
       tell("{}", reason);
       return end_waiting(kFailed, reason);
     }
-    tell("going on with {} (before: {}, spare: {})", counted(*fit, "rank"), before, left - *fit);
+    tell("continuing with {} (before: {}, spare: {})", counted(*fit, "rank"), before, left - *fit);
     put_first(members_, static_cast<size_t>(*fit));
     begin_round(static_cast<int>(*fit));
   }

@@ -40,8 +40,8 @@ void check_replicas_in_memory(const Config& config, bool stays, int64_t world_si
   const int64_t replicas = config.checkpoint.in_memory_replicas;
   if (replicas == 0) return;
   require<ConfigError>(stays,
-                       "checkpoint.in_memory_replicas: found {} without `lockstep launch` on one "
-                       "host, whose ranks stay after a loss; allowed: 0",
+                       "checkpoint.in_memory_replicas: found {}, allowed without `lockstep launch` "
+                       "on one host: 0, because no rank survives a loss",
                        replicas);
   require<ConfigError>(replicas < world_size,
                        "checkpoint.in_memory_replicas: found {} with {}, allowed: fewer than the "
@@ -72,7 +72,7 @@ class Rounds {
     if (channel_) channel_->announce(parallel_options(config_, device_).timeout, absolute_folder());
     if (is_spare_) take_next_order();
     while (const auto lost = lost_in_round()) {
-      std::cerr << fmt::format("lockstep: {}; this rank stays\n",
+      std::cerr << fmt::format("lockstep: {}; this rank keeps running\n",
                                told_by_rank(environment_.rank, *lost))
                 << std::flush;
       take_next_order();
@@ -120,7 +120,9 @@ class Rounds {
 
   [[noreturn]] void end(int status, const std::string& reason) const {
     if (reason.empty() || is_spare_) throw ExitStatus{status, ""};
-    const char* const what = status == kStatusOfStop ? "the run ends: " : "the run cannot go on: ";
+    const char* const what = status == kStatusOfStop ? "the run ends: "
+                                                     : "the run cannot "
+                                                       "continue: ";
     throw ExitStatus{status, told_by_rank(environment_.rank,
                                           what + reason + "; " + newest_checkpoint_in(folder_))};
   }

@@ -48,7 +48,7 @@ extern "C" void on_stop_signal(int signal) {
 }
 
 extern "C" void on_last_signal(int /*signal*/) {
-  constexpr std::string_view kTold = "stopped by a signal after the end of the training\n";
+  constexpr std::string_view kTold = "stopped by a signal after training had ended\n";
   (void)!::write(STDERR_FILENO, kTold.data(), kTold.size());
   ::_exit(exit_status);
 }

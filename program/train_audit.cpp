@@ -23,7 +23,7 @@ std::string told_of_parameters(const AuditReport& report, double milliseconds) {
   std::string text;
   for (const auto& [name, ranks] : ranks_of)
     text += fmt::format("audit: equal: `{}` on {}\n", name, counted(ranks, "rank"));
-  return text + fmt::format("audit: {} on {}, all as worked out, measured in {:.1f} ms",
+  return text + fmt::format("audit: {} on {}, all as expected, measured in {:.1f} ms",
                             counted(static_cast<int64_t>(ranks_of.size()), "parameter"),
                             counted(report.world_size, "rank"), milliseconds);
 }
@@ -41,7 +41,7 @@ std::string audit_gradients(Trainer& trainer, const std::string& output,
   if (state.rank() == 0 && !path.empty()) write_output_file(path, to_json(measured));
   const size_t count = wrong.size();
   wrong.resize(std::min(count, kMostTold));
-  require<UsageError>(count == 0, "audit: {} between what was worked out and what was measured: {}",
+  require<UsageError>(count == 0, "audit: {} between the expected and the measured audit: {}",
                       counted(static_cast<int64_t>(count), "difference"), fmt::join(wrong, "; "));
   return told_of_parameters(measured, taken.count()) + (path.empty() ? "" : "; wrote " + path);
 }

@@ -67,12 +67,12 @@ class Reporter {
     };
     const std::string active =
         config.model.num_experts
-            ? fmt::format(" ({} for a token)", millions(num_active_parameters(config)))
+            ? fmt::format(" ({} active per token)", millions(num_active_parameters(config)))
             : "";
     const std::string frozen =
         config.lora.rank ? fmt::format("{} of ", millions(num_trained_parameters(config))) : "";
     display_.message(
-        fmt::format("training {}{} parameters{} in {}{} on {} ({}), {} of {} an iteration", frozen,
+        fmt::format("training {}{} parameters{} in {}{} on {} ({}), {} of {} per iteration", frozen,
                     millions(num_parameters(config)), active, to_string(config.train.precision),
                     products_of(config.train), counted(ranks, "data-parallel rank"), device_.str(),
                     counted(trainer.batches().full().global, "sequence"),
@@ -97,10 +97,14 @@ class Reporter {
   /// The run has loaded the checkpoint at `path`; empty: there is none, and the run goes on.
   void go_back(Trainer& trainer, const std::string& path) {
     if (path.empty())
-      return display_.message("a spike, and no checkpoint to go back to: its update is skipped");
+      return display_.message(
+          "spike: there is no checkpoint to rewind to, so the update is "
+          "skipped");
     const TrainingProgress progress = trainer.progress();
-    display_.message(fmt::format("a spike: back to {}, iteration {}, without the samples since",
-                                 path, progress.iteration));
+    display_.message(
+        fmt::format("spike: rewound to {}, iteration {}; the samples since then are "
+                    "left out",
+                    path, progress.iteration));
     if (folder_.empty()) return;
     file_->go_back(progress.iteration);
     if (tensorboard_)
@@ -222,7 +226,7 @@ void end_profile(ProfileWindow* profile, Tell tell) {
 [[noreturn]] void end_as_stopped(const Trainer& trainer, const ParallelState& state) {
   if (trainer.end() != RunEnd::launcher_lost) throw ExitStatus{kStopped, ""};
   fail<CommunicationError>("{}; stopped after iteration {}",
-                           state.lost_launcher().value_or("the launcher's store has gone"),
+                           state.lost_launcher().value_or("the launcher's store has exited"),
                            trainer.iteration());
 }
 

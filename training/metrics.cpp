@@ -197,7 +197,10 @@ MetricsFile::MetricsFile(const std::string& folder, const MetricsResume& resume)
     : path_(folder + "/metrics.jsonl") {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  require<FileError>(!error, "--output: folder '{}' cannot be made: {}", folder, error.message());
+  require<FileError>(!error,
+                     "--output: folder '{}' cannot be "
+                     "created: {}",
+                     folder, error.message());
   if (resume.iteration > 0) {
     go_on(resume);
   } else if (const std::string aside = put_aside(); !aside.empty()) {
@@ -232,12 +235,12 @@ void MetricsFile::go_on(const MetricsResume& resume) {
   }
   if (const std::string aside = put_aside(); !aside.empty()) {
     if (kept.begins_here)
-      note_ = fmt::format("'{}' was of an earlier start from iteration {}, which is in '{}'", path_,
+      note_ = fmt::format("'{}' was from an earlier start at iteration {} and is now '{}'", path_,
                           resume.iteration, aside);
     else
-      note_ = fmt::format("'{}' was of another run, which is in '{}'", path_, aside);
+      note_ = fmt::format("'{}' was from another run and is now '{}'", path_, aside);
     if (!kept.begins_here && !found.of_this_run)
-      note_ += fmt::format("; the lines until iteration {} are not there", resume.iteration);
+      note_ += fmt::format("; the lines up to iteration {} are missing", resume.iteration);
   }
   if (found.of_this_run) replace_by(found.text);
 }

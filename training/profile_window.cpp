@@ -80,7 +80,10 @@ ProfileWindow::ProfileWindow(const ProfileRange& range, std::string folder,
   quieten_kineto();
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  require<FileError>(!error, "--profile: folder '{}' cannot be made: {}", folder, error.message());
+  require<FileError>(!error,
+                     "--profile: folder '{}' cannot be "
+                     "created: {}",
+                     folder, error.message());
 }
 
 ProfileWindow::~ProfileWindow() {

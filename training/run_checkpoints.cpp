@@ -206,7 +206,7 @@ std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
   if (path.empty()) {
     require<FileError>(config_.load_if_present,
                        "checkpoint.load: '{}' holds no complete checkpoint; "
-                       "checkpoint.load_if_present = true starts from initial weights then",
+                       "set checkpoint.load_if_present = true to start from initial weights",
                        *config_.load);
     return {};
   }

@@ -8,7 +8,7 @@ namespace {
 
 constexpr const char* kNotFromMemory = "; the run does not resume from the ranks' memory";
 constexpr const char* kNoneOnDisk =
-    "; the run goes on from the ranks' memory, and has no checkpoint until it saves one";
+    "; the run resumes from the ranks' memory and has no checkpoint until it saves one";
 /// What rank 0 tells before the path instead of the iteration, if the run took only the weights.
 constexpr const char* kWeights = "weights";
 
@@ -17,7 +17,7 @@ constexpr const char* kWeights = "weights";
 void RunCheckpoints::begin_copies() {
   const int64_t others = state_.world_size() - 1;
   if (others < config_.in_memory_replicas)
-    note_ = fmt::format("checkpoint.in_memory_replicas: found {}, ranks left beside each: {}",
+    note_ = fmt::format("checkpoint.in_memory_replicas: found {}, other ranks left: {}",
                         config_.in_memory_replicas, others);
   if (others > 0)
     copier_ = std::make_unique<StateCopier>(state_, *copies_, config_.in_memory_replicas,

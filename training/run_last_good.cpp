@@ -57,8 +57,8 @@ std::string RunCheckpoints::describe_last_good(const Trainer& trainer) const {
   if (last.empty()) return "";
   const bool in_doubt = trainer.loss_scale_is_in_doubt() && !earlier.empty() && earlier != last;
   return fmt::format(
-      "the last checkpoint from before is '{}'{}", last,
-      in_doubt ? "; if its weights are at fault and not the loss scale, it is '" + earlier + "'"
+      "the last checkpoint before that is '{}'{}", last,
+      in_doubt ? "; if its weights are the cause and not the loss scale, it is '" + earlier + "'"
                : "");
 }
 
@@ -77,7 +77,7 @@ std::string RunCheckpoints::go_back(Trainer& trainer) {
       all_gather_texts(state_.world(), mine, "checkpoint to go back to").front();
   if (path.empty()) return "";
   require<FileError>(load_from(path, trainer, /*finetune=*/false),
-                     "train.on_spike: '{}' was removed, to which the run was to go back", path);
+                     "train.on_spike: the run cannot rewind to '{}', which was removed", path);
   loaded_whole_ = resumed;
   return path;
 }

@@ -47,7 +47,7 @@ void check_cuda_graph(const Config& config) {
   check(step || !config.ddp.allow_unused_parameters, "ddp.allow_unused_parameters", "false");
   check(!config.ddp.check_for_nan_in_grad, "ddp.check_for_nan_in_grad", "false");
   check(!step || !config.ddp.check_for_large_grads, "ddp.check_for_large_grads", "false");
-  check(!step || !scale_adapts_itself(config), "a loss scale that adapts itself",
+  check(!step || !scale_adapts_itself(config), "a dynamic loss scale",
         "bf16, fp32, fp64, or optimizer.loss_scale");
   // Each micro-batch has another list of attention blocks.
   check(!config.data.reset_attention_mask, "data.reset_attention_mask", "false");
@@ -137,7 +137,7 @@ std::string unused_gpus(DeviceChoice choice, c10::Device device, const std::stri
   if (gpus == 0) return "";
   const std::string absence = why_no_cuda();
   return fmt::format(
-      "train.device = auto takes the CPU: the driver lists {} GPU{}, but this process sees no CUDA "
+      "train.device = auto uses the CPU: the driver lists {} GPU{}, but this process sees no CUDA "
       "device ({})",
       gpus, gpus == 1 ? "" : "s", absence.empty() ? "CUDA_VISIBLE_DEVICES" : absence);
 }

@@ -27,9 +27,9 @@ ScoreRequest parse_request(std::string_view line, const std::string& path, int64
   try {
     json = ScoreJson::parse(line);
   } catch (const ScoreJson::parse_error& error) {
-    fail<FileError>("{}: no JSON from byte {} of the line on", place, error.byte);
+    fail<FileError>("{}: invalid JSON from byte {} of the line", place, error.byte);
   } catch (const ScoreJson::exception& error) {
-    fail<FileError>("{}: no JSON: {}", place, problem_of(error));
+    fail<FileError>("{}: invalid JSON: {}", place, problem_of(error));
   }
   require<FileError>(json.is_object(), "{}: found {}, allowed: an object", place, json.type_name());
   return {std::string(line), text_at(json, "context", place), text_at(json, "continuation", place),
@@ -82,8 +82,8 @@ ScoreTokens encode_score_request(const ScoreRequest& request, Tokenizer& tokeniz
   const bool empty = context.size() == request.context.size() && request.continuation.empty();
   const int64_t scored = std::min(static_cast<int64_t>(ids.size()) - before, seq_length);
   require<ConfigError>(scored >= 1 || empty,
-                       "continuation: found '{}', which has no token of its own behind the "
-                       "context, allowed: a text that has, or an empty one",
+                       "continuation: found '{}', which adds no token to the context, allowed: a "
+                       "text that adds one, or an empty text",
                        request.continuation);
   if (before == 0) ids.insert(ids.begin(), tokenizer.end_of_document());
   if (static_cast<int64_t>(ids.size()) > seq_length + 1)

@@ -122,7 +122,7 @@ class Trainer {
   /// For a run that diverged by skipped steps: whether its loss scale may be too large for good
   /// weights.
   bool loss_scale_is_in_doubt() const;
-  /// The configuration with the batch size that was worked out and what the device means.
+  /// The configuration with the computed batch size and the defaults of the device.
   const Config& config() const { return config_; }
   const BatchSchedule& batches() const { return batches_; }
   /// Notes about the data, to be reported to the user.

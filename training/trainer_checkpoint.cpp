@@ -88,8 +88,8 @@ void Trainer::read(CheckpointReader& checkpoint, bool weights_only) {
     return !one.state.empty() && !one.state.starts_with("fp8_");
   });
   require<FileError>(weights_only || !has_state || has_optimizer_state(checkpoint.manifest()),
-                     "'{}' holds no state of the optimizer; checkpoint.finetune = true loads its "
-                     "weights alone",
+                     "'{}' holds no optimizer state; checkpoint.finetune = true loads only its "
+                     "weights",
                      checkpoint.path());
   if (starts_adapters(checkpoint)) {
     const std::set<std::string> adapters = trained_names(*model_);

@@ -76,9 +76,10 @@ void Trainer::replay() {
   std::erase(found, "");
   require<CommunicationError>(found.empty(), "before iteration {}: {}: {}", iteration_ + 1,
                               data_parallel_size_ == 1
-                                  ? "a second pass has computed other gradients from the same "
+                                  ? "a second pass has computed different gradients from the same "
                                     "samples"
-                                  : "two ranks have computed other gradients from the same samples",
+                                  : "two ranks have computed different gradients from the same "
+                                    "samples",
                               fmt::join(found, "; "));
 }
 

@@ -27,7 +27,7 @@ bool Trainer::go_back(const TrainCallbacks& callbacks) {
   if (!callbacks.go_back || !callbacks.go_back()) return false;
   if (came_from_ == iteration_) {
     spike_again_ = fmt::format(
-        "iteration {}: a spike again, after the run had gone back to iteration {} and left out the "
+        "iteration {}: another spike, after the run had rewound to iteration {} and left out the "
         "samples of the first one",
         iteration, iteration_);
     end_ = RunEnd::diverged;

@@ -200,8 +200,7 @@ std::string PartialCheckpoint::begin() const {
     fs::create_directories(folder_);
     const std::string problems = clean_up_steps(folder_);
     fs::remove_all(partial_);
-    require<FileError>(fs::create_directory(partial_), "checkpoint '{}' is there already",
-                       partial_);
+    require<FileError>(fs::create_directory(partial_), "checkpoint '{}' already exists", partial_);
     return problems;
   } catch (const fs::filesystem_error& error) {
     fail_to_write(partial_, error);

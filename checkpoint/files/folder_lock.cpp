@@ -75,7 +75,7 @@ FolderLock::MadeFolders::~MadeFolders() {
 void FolderLock::make_folder(const std::string& folder, const std::string& given_as) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  require<FileError>(!error, "{}: folder '{}' cannot be made: {}", given_as, folder,
+  require<FileError>(!error, "{}: folder '{}' cannot be created: {}", given_as, folder,
                      error.message());
 }
 

@@ -40,7 +40,7 @@ paths::path kept_in(const std::string& folder) {
 bool make_folder(const paths::path& folder) {
   std::error_code failure;
   const bool is_new = paths::create_directories(folder, failure);
-  require<FileError>(!failure, "'{}' cannot be made: {}", folder.string(), failure.message());
+  require<FileError>(!failure, "'{}' cannot be created: {}", folder.string(), failure.message());
   return is_new;
 }
 

@@ -123,7 +123,8 @@ void check_deepseek(const TransformerConfig& model, const Info& info) {
                        shared, info.name, *model.moe_ffn_hidden_size);
   for (int64_t layer = 1; layer < model.num_layers; ++layer)
     require<ConfigError>(has_experts(model, layer) || !has_experts(model, layer - 1),
-                         "model.moe_layer_freq: layer {} is dense behind one with experts, allowed "
+                         "model.moe_layer_freq: layer {} is dense but follows one with "
+                         "experts, allowed "
                          "in a {} model: dense layers first",
                          layer, info.name);
 }

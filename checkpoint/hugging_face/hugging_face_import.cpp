@@ -56,7 +56,7 @@ ModelFolder model_folder(const std::string& in) {
   }
   const std::string name = path.filename();
   require<FileError>(is_index(name) || name.ends_with(".safetensors"),
-                     "'{}': found another file, allowed: a folder, {} or {}", in, kWeightsFile,
+                     "'{}': found a different file, allowed: a folder, {} or {}", in, kWeightsFile,
                      kWeightsIndexFile);
   return {path.has_parent_path() ? path.parent_path().string() : ".", name};
 }
@@ -111,8 +111,7 @@ class SafetensorsFolder {
       const auto found = tensors_.find(tensor);
       const std::string path = path_ / file;
       require<FileError>(found != tensors_.end() && found->second.file->path() == path,
-                         "'{}': tensor '{}' is missing, which '{}' says is there", path, tensor,
-                         index);
+                         "'{}': tensor '{}' is missing, but '{}' lists it", path, tensor, index);
     }
   }
 

@@ -158,8 +158,8 @@ class Remaining {
     if (found.is_meta()) return;
     const at::Tensor embeddings = source_.read(embeddings_);
     require<FileError>(at::equal(found.to(embeddings.scalar_type()), embeddings),
-                       "'{}': tensor 'lm_head.weight' is not that of the embeddings, which the "
-                       "config.json says it is tied to (tie_word_embeddings)",
+                       "'{}': tensor 'lm_head.weight' differs from the embedding, although "
+                       "config.json ties them (tie_word_embeddings)",
                        path_);
   }
 

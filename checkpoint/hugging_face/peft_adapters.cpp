@@ -48,7 +48,7 @@ PeftAdapters peft_adapters(const Config& config, const SavedWeights& weights,
   const std::vector<AdaptedLinear> linears = whole_adapters(config);
   require<ConfigError>(!linears.empty(),
                        "--adapters: found a checkpoint without adapters (lora.rank is unset), "
-                       "allowed: one with some");
+                       "allowed: one with adapters");
   PeftAdapters adapters;
   std::set<std::string> modules;
   for (const AdaptedLinear& linear : linears) {

@@ -21,7 +21,7 @@ IndexJson parse_index_json(std::string_view text, const std::string& path) {
     if (event != IndexJson::parse_event_t::key || depth > 2) return true;
     const auto name = parsed.get<std::string>();
     require<FileError>((depth == 1 ? keys : inner_keys).insert(name).second,
-                       "'{}': '{}' is there twice", path, name);
+                       "'{}': '{}' is listed twice", path, name);
     return true;
   };
   try {

@@ -95,10 +95,10 @@ CopyLoader::~CopyLoader() = default;
 
 std::string CopyLoader::why_none() const {
   if (!holds_any_ && state_.world_size() > 1)  // a lone rank keeps none
-    return "no rank that is left has a copy of the state";
+    return "no surviving rank has a copy of the state";
   if (!choice_.lost) return "";
   return fmt::format(
-      "the copy of iteration {} is not whole: no rank that is left has the part of rank {}",
+      "the copy of iteration {} is incomplete: no surviving rank has the part of rank {}",
       choice_.lost->iteration, choice_.lost->rank);
 }
 

@@ -41,7 +41,7 @@ std::string describe_groups(const std::map<int64_t, std::vector<int64_t>>& ranks
     for (const auto& [value, ranks] : ranks_of)
       each.push_back(fmt::format("{} {} {:016x}", list_ranks(ranks),
                                  ranks.size() == 1 ? "has" : "have", static_cast<uint64_t>(value)));
-    return fmt::format("{}, and no majority tells which is right", fmt::join(each, ", "));
+    return fmt::format("{}, and there is no majority", fmt::join(each, ", "));
   }
   for (const auto& [value, ranks] : ranks_of)
     if (ranks != most) others.insert(others.end(), ranks.begin(), ranks.end());
@@ -164,7 +164,7 @@ void ReplicaCheck::fail_for_changes(const std::string& when,
   std::vector<std::string> found;
   for (size_t rank = 0; rank < texts.size(); ++rank)
     if (!texts[rank].empty()) found.push_back(fmt::format("rank {}: {}", rank, texts[rank]));
-  fail<CommunicationError>("{}: values in memory changed that nothing wrote: {}", when,
+  fail<CommunicationError>("{}: values in memory changed without a write: {}", when,
                            fmt::join(found, "; "));
 }
 

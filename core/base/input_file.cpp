@@ -140,7 +140,7 @@ void InputFile::read_at(int64_t offset, char* to, size_t count) const {
     const ssize_t got =
         uninterrupted([&] { return ::pread(file_, to, std::min(count, kMostOfACall), offset); });
     require<FileError>(got > 0, "'{}' cannot be read at byte {}: {}", path_, offset,
-                       got < 0 ? std::strerror(errno) : "it has become shorter");
+                       got < 0 ? std::strerror(errno) : "it was truncated");
     to += got;
     offset += got;
     count -= static_cast<size_t>(got);

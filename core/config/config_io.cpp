@@ -325,7 +325,7 @@ std::string read_config(const std::string& path) {
 Config parse_config(std::string_view text, const std::string& origin,
                     const std::vector<std::string>& overrides) {
   require<ConfigError>(text.size() <= kMaxTextBytes,
-                       "{}: {} bytes, allowed: at most {}; this is no configuration", origin,
+                       "{}: {} bytes, allowed: at most {}; this is not a configuration", origin,
                        text.size(), kMaxTextBytes);
   proto::Config message;
   parse_text(std::string(text), origin, &message);

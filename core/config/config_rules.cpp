@@ -138,8 +138,8 @@ void check_checkpoint(const Config& config) {
   const int64_t replicas = config.checkpoint.in_memory_replicas;
   require<ConfigError>(
       replicas == 0 || config.train.elastic == Elastic::dp,
-      "checkpoint.in_memory_replicas: found {}, and train.elastic = {}; allowed: 0, "
-      "or dp, with which ranks stay that can resume from copies in memory",
+      "checkpoint.in_memory_replicas: found {}, and train.elastic = {}; allowed: 0, or dp, because "
+      "only surviving ranks can resume from copies in memory",
       replicas, to_string(config.train.elastic));
 }
 
@@ -180,8 +180,8 @@ void check_data(const DataConfig& data) {
                        "set",
                        fmt::join(data.test_path, ", "));
   require<ConfigError>(data.valid_path.empty() || !data.split,
-                       "data.split: found '{}', allowed: none beside data.valid_path, because all "
-                       "of data.path is for training then",
+                       "data.split: found '{}', allowed with data.valid_path: unset, because all "
+                       "of data.path is then used for training",
                        data.split.value_or(""));
   parse_split(split_of(data));
   if (data.blend) parse_blend(*data.blend, data.path.size());
@@ -195,13 +195,15 @@ void check_conversations(const DataConfig& data) {
   refuse_where(data.mock, "data.mock: found true", "false");
   refuse_where(data.blend.has_value(),
                fmt::format("data.blend: found '{}'", data.blend.value_or("")), "none");
-  const char* const apart = "false, because conversations are apart and their prompts without loss";
+  const char* const apart =
+      "false, because conversations are kept separate and prompts have no "
+      "loss";
   refuse_where(data.reset_position_ids, "data.reset_position_ids: found true", apart);
   refuse_where(data.reset_attention_mask, "data.reset_attention_mask: found true", apart);
   refuse_where(data.eod_mask_loss, "data.eod_mask_loss: found true", apart);
   require<ConfigError>(data.tokenizer != "byte" || data.chat_template == ChatTemplate::plain,
-                       "data.chat_template: found {}, allowed with data.tokenizer = byte, whose "
-                       "bytes have no tokens of roles: plain",
+                       "data.chat_template: found {}, allowed with data.tokenizer = byte, which "
+                       "has no role tokens: plain",
                        to_string(data.chat_template));
 }
 

@@ -126,8 +126,8 @@ void check_optimizer(const Config& config) {
                        to_string(strategy));
   require<ConfigError>(config.train.cuda_graph == CudaGraph::none,
                        "ddp.data_parallel_sharding_strategy: found {}, and train.cuda_graph = {}; "
-                       "allowed: no_shard, optim, or cuda_graph = none, because memory comes and "
-                       "goes",
+                       "allowed: no_shard, optim, or cuda_graph = none, because sharding allocates "
+                       "and frees memory in each step",
                        to_string(strategy), to_string(config.train.cuda_graph));
 }
 

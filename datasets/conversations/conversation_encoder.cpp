@@ -49,8 +49,8 @@ void ConversationEncoder::check_neighbours() {
   }
   require<ConfigError>(tokenizer_.encode(text) == apart,
                        "data.chat_template: found {}, allowed with data.tokenizer = {}, whose "
-                       "token '{}' takes white space of its neighbours: plain, or a tokenizer "
-                       "whose tokens of the template leave it alone",
+                       "token '{}' strips adjacent white space: plain, or a tokenizer whose "
+                       "template tokens do not",
                        to_string(form_.name), tokenizer_name_, form_.tokens.front());
 }
 

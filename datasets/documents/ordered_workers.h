@@ -31,8 +31,8 @@ class OrderedWorkers {
         threads_.emplace_back([this, make_work] { run(make_work); });
     } catch (const std::system_error& error) {
       stop();
-      fail<UsageError>("found {} threads of {}, allowed: as many as the system starts: {}",
-                       threads_.size(), threads, error.what());
+      fail<UsageError>("could start only {} of {} threads: {}", threads_.size(), threads,
+                       error.what());
     }
   }
 

@@ -42,9 +42,9 @@ void end_with_file(int signal, siginfo_t* info, void*) {
     const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), at - begin).ptr;
     say("lockstep: '");
     say(*mapping.path.load());
-    say("' cannot be read any more at byte ");
+    say("' can no longer be read at byte ");
     say({digits.data(), static_cast<size_t>(end - digits.data())});
-    say(": it has become shorter while it was read, or its disk has failed\n");
+    say(": it was truncated while it was read, or its disk has failed\n");
     ::_exit(1);
   }
   std::signal(signal, SIG_DFL);  // the access is tried again

@@ -10,7 +10,7 @@ namespace lockstep {
 /// A locked file with a temporary name, in the folder of its final name. Needs no libtorch.
 class UnfinishedFile {
  public:
-  /// Removes what killed processes left of this file. FileError "'path' cannot be made: why".
+  /// Removes what killed processes left of this file. FileError "'path' cannot be created: why".
   explicit UnfinishedFile(std::string final_path, std::string_view action = "made");
   /// Removes the file unless it was published.
   ~UnfinishedFile();

@@ -244,7 +244,7 @@ class PatternParser {
         part = {{part[0].first, last[0].first}};
       } else if (!escaped && is_single(part) && part[0].first == '-' && !all.empty() &&
                  !comes("]")) {
-        refuse("a '-' that is no range");
+        refuse("a '-' that is not a range");
       }
       all = union_of(all, part);
     }
@@ -258,7 +258,7 @@ class PatternParser {
     if (at_ >= pattern_.size()) refuse("the end");
     if (take("\\")) return escaped();
     const Utf8Character next = utf8_character(pattern_, at_);
-    if (next.point == kMalformed) refuse("bytes that are no UTF-8");
+    if (next.point == kMalformed) refuse("bytes that are not UTF-8");
     if (any_case_ && next.point >= 0x80) refuse("a character beyond ASCII in any case");
     at_ += next.bytes;
     return {{next.point, next.point}};

@@ -158,7 +158,7 @@ SampleIndexView cached_sample_index(const IndexCacheFile& file,
   if (auto found = find_index(file)) return *std::move(found);
   SampleIndex index = build();
   try {
-    require<FileError>(!error, "'{}' cannot be made: {}", file.path, error.message());
+    require<FileError>(!error, "'{}' cannot be created: {}", file.path, error.message());
     write_file(file, index);
   } catch (const FileError&) {
     if (auto found = index_of_another(file)) return *std::move(found);

@@ -128,8 +128,8 @@ void read_rank(std::string_view line, const std::string& place, Gpt2Vocabulary& 
   require<FileError>(!bytes->empty() && bytes->size() <= kLongestToken,
                      "{}: found a token of {} bytes, allowed: 1 to {}", place, bytes->size(),
                      kLongestToken);
-  require<FileError>(vocabulary.ids.emplace(*bytes, id).second,
-                     "{}: found the token '{}' for the second time", place, line.substr(0, space));
+  require<FileError>(vocabulary.ids.emplace(*bytes, id).second, "{}: found the token '{}' twice",
+                     place, line.substr(0, space));
 }
 
 void order_ranks(Gpt2Vocabulary& vocabulary) {
@@ -138,7 +138,7 @@ void order_ranks(Gpt2Vocabulary& vocabulary) {
   for (const auto& [bytes, id] : vocabulary.ids) {
     require<FileError>(id <= count, "'{}': found the id {} among {} tokens, allowed: 0 to {}",
                        vocabulary.path, id, count, count);
-    require<FileError>(vocabulary.tokens[id].empty(), "'{}': found the id {} for the second time",
+    require<FileError>(vocabulary.tokens[id].empty(), "'{}': found the id {} twice",
                        vocabulary.path, id);
     vocabulary.tokens[id] = bytes;
   }
@@ -174,8 +174,8 @@ Gpt2Vocabulary parse_gpt2_vocabulary(std::string_view encoder, const std::string
     const std::string place = fmt::format("'{}': line {}", merges_path, number);
     const auto merge =
         parse_merge(line, static_cast<uint32_t>(vocabulary.merges.size()), place, vocabulary);
-    require<FileError>(pairs.emplace(merge.left, merge.right).second,
-                       "{}: found '{}' for the second time", place, line);
+    require<FileError>(pairs.emplace(merge.left, merge.right).second, "{}: found '{}' twice", place,
+                       line);
     vocabulary.merges.push_back(merge);
   });
   return vocabulary;

@@ -82,7 +82,7 @@ int64_t SentencepieceTokenizer::vocabulary_size() const {
 
 int64_t SentencepieceTokenizer::end_of_document() const {
   const int64_t id = functions_.end_of_sentence(model_.get());
-  require<FileError>(id >= 0, "'{}': found no end of a sentence, which ends documents", path_);
+  require<FileError>(id >= 0, "'{}': found no end-of-sentence token, which ends documents", path_);
   return id;
 }
 

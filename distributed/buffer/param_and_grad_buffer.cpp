@@ -16,7 +16,7 @@ namespace lockstep {
 namespace {
 
 constexpr const char* kFreed =
-    "a gradient is read after it was reduced: the data-parallel ranks share the gradients out "
+    "a gradient is read after it was reduced: gradients are sharded over the data-parallel ranks "
     "(ddp.data_parallel_sharding_strategy), and its memory is freed; read the shard that the rank "
     "owns, ParamAndGradBuffer::held_grads()";
 constexpr const char* kOffloaded =
@@ -127,7 +127,7 @@ void ParamAndGradBuffer::lend(const Lending& lending, int64_t shards) {
     if (param.tensor.numel() > 0) leaves.push_back(param.tensor);
   lent_params_ = std::make_unique<LentStorage>(
       param_data_, std::move(leaves),
-      fmt::format("{} is read where it is not gathered: the data-parallel ranks share it out "
+      fmt::format("{} is read where it is not gathered: it is sharded over the data-parallel ranks "
                   "(ddp.data_parallel_sharding_strategy = optim_grads_params), and only operators "
                   "on the thread of forward and backward gather it; call unshard() of its "
                   "DistributedDataParallel first, on every rank",

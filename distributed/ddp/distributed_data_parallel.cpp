@@ -49,8 +49,8 @@ void check_sharding(const DistributedDataParallelConfig& config, MatrixLayout ma
   const bool lends =
       strategy == ShardingStrategy::optim_grads || strategy == ShardingStrategy::optim_grads_params;
   require<ConfigError>(!lends || matrices == MatrixLayout::cut,
-                       "ddp.data_parallel_sharding_strategy: found {}, allowed with matrices that "
-                       "lie whole, as Muon needs them: no_shard, optim",
+                       "ddp.data_parallel_sharding_strategy: found {}, allowed with whole "
+                       "matrices, which Muon needs: no_shard, optim",
                        to_string(strategy));
 }
 

@@ -78,7 +78,7 @@ void refuse_presence(int found, const std::string& name) {
                       "allowed: dense gradients",
                       name);
   require<UsageError>(found != kNoFloat,
-                      "all_reduce_grads: the gradient of '{}' is no floating-point tensor, "
+                      "all_reduce_grads: the gradient of '{}' is not a floating-point tensor, "
                       "allowed: floating-point gradients",
                       name);
 }
@@ -203,7 +203,7 @@ void refuse_taken(const MeshParameters& model) {
     if (const GradientObserver* const observer = observer_of(param.tensor))
       fail<UsageError>(
           "all_reduce_grads: the gradient of '{}' is reduced by a {}, allowed: parameters of no "
-          "front",
+          "other gradient API",
           param.name, observer->front());
 }
 

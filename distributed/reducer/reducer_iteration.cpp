@@ -287,7 +287,7 @@ void Reducer::Impl::refuse_open() const {
   const char* const advice =
       options.static_graph ? "the graph has changed, which static_graph does not allow"
       : options.find_unused_parameters
-          ? "a backward was broken off"
+          ? "a backward was interrupted"
           : "make sure that the loss depends on all outputs, or set find_unused_parameters";
   fail<UsageError>("Reducer: the reduction of the prior iteration ({}) has not finished: {}; {}",
                    iteration, missing_text(), advice);

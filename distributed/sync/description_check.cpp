@@ -14,8 +14,8 @@ constexpr const char* kOtherFronts =
 
 void refuse_partial(const NamedParameter& param, MeshAxis axis, const char* front) {
   fail<UsageError>(
-      "{}: the gradient of '{}' is declared {} over {}, allowed: complete, because "
-      "this front reduces over the data-parallel ranks alone; {}",
+      "{}: the gradient of '{}' is declared {} over {}, allowed: complete, because this API "
+      "reduces only over the data-parallel ranks; {}",
       front, param.name, to_string(param.description.gradient_state(axis)), to_string(axis),
       kOtherFronts);
 }
@@ -78,8 +78,8 @@ void require_dp_cp_averages(const std::vector<NamedParameter>& parameters, const
 void require_no_model_axes(const std::vector<NamedParameter>& parameters, const char* front) {
   const auto refuse = [&](const NamedParameter& param, const std::string& what) {
     fail<UsageError>(
-        "{}: parameter '{}' is {}, and a group alone does not tell what that asks "
-        "for; give the module and the ParallelState instead",
+        "{}: parameter '{}' is {}, and a group alone does not show what that "
+        "requires; give the module and the ParallelState instead",
         front, param.name, what);
   };
   for (const NamedParameter& param : parameters) {

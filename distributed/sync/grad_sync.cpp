@@ -141,8 +141,8 @@ void GradSync::settle() {
 void GradSync::scale(double factor) {
   const bool reduced = state_.phase() == GradSyncState::Phase::ready;
   require<UsageError>(reduced || !bucketing_.lends_grads(),
-                      "scale_gradients: the state is {}, allowed where the ranks share the "
-                      "gradients out (ddp.data_parallel_sharding_strategy = optim_grads, "
+                      "scale_gradients: the state is {}, allowed with sharded gradients "
+                      "(ddp.data_parallel_sharding_strategy = optim_grads, "
                       "optim_grads_params): ready",
                       state_.phase_text());
   for (const auto& buffer : bucketing_.buffers) {

@@ -47,7 +47,7 @@ void refuse_hooked(const NamedParameter& parameter) {
   require<UsageError>(
       !impl::post_acc_grad_hooks(parameter.tensor),
       "parameter '{}' has a post-accumulate-gradient hook already{}; allowed: none, "
-      "and so one front for a parameter",
+      "because a parameter belongs to one gradient API",
       parameter.name, observer ? ", of a " + observer->front() : "");
 }
 

@@ -249,7 +249,7 @@ void refuse_unfrozen(const std::vector<NamedParameter>& frozen) {
   for (const NamedParameter& param : frozen)
     require<UsageError>(!param.tensor.requires_grad(),
                         "parameter '{}' requires a gradient, but was frozen when it was wrapped, "
-                        "so that nobody reduces it; freeze before wrapping, or wrap again",
+                        "so its gradient is not reduced; freeze before wrapping, or wrap again",
                         param.name);
 }
 

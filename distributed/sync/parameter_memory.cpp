@@ -76,7 +76,8 @@ void refuse_shared_memory(const std::vector<NamedParameter>& parameters,
 void refuse_untrainable(const std::string& name, const at::Tensor& tensor) {
   if (!tensor.requires_grad()) return;
   require<UsageError>(tensor.is_leaf(),
-                      "parameter '{}' is no leaf: it was computed from other tensors, and backward "
+                      "parameter '{}' is not a "
+                      "leaf: it was computed from other tensors, and backward "
                       "leaves no gradient in it; allowed: leaves",
                       name);
   require<UsageError>(tensor.layout() == at::kStrided,

@@ -43,7 +43,7 @@ void dropout_cpu(const DropoutTensors& t) {
 at::Tensor dropout(const at::Tensor& x, const at::Tensor& residual, double probability,
                    const RandomPlaces& places) {
   require<UsageError>(probability >= 0 && probability < 1,
-                      "dropout: found a share of {}, allowed: >= 0 and < 1", probability);
+                      "dropout: found a probability of {}, allowed: >= 0 and < 1", probability);
   require<UsageError>(
       !residual.defined() || (residual.sizes() == x.sizes() && residual.dtype() == x.dtype() &&
                               residual.device() == x.device()),

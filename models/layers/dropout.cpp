@@ -66,7 +66,7 @@ Dropout::Dropout(const LayerContext& context, double probability)
 Dropout::Dropout(const ParallelContext& context, double probability, const SequenceChunk& chunk)
     : probability_(probability), chunk_(chunk) {
   require<UsageError>(probability >= 0 && probability < 1,
-                      "{}: dropout: found a share of {}, allowed: >= 0 and < 1", context.name,
+                      "{}: dropout: found a probability of {}, allowed: >= 0 and < 1", context.name,
                       probability);
   const uint64_t key = CounterStream(context.seed, context.name).bits(0);
   key_ = {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)};

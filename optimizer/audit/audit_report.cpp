@@ -45,7 +45,7 @@ class FieldComparison {
   void compare(const char* field, const std::string& worked_out, const std::string& measured) {
     if (worked_out != measured)
       lines_.push_back(
-          fmt::format("{}: {}: worked out {}, measured {}", where_, field, worked_out, measured));
+          fmt::format("{}: {}: expected {}, measured {}", where_, field, worked_out, measured));
   }
 
  private:
@@ -84,14 +84,14 @@ void compare_ranks(const AuditedRank& a, const AuditedRank& b, std::vector<std::
     const std::string where = fmt::format("rank {}, `{}`", a.rank, param.name);
     const auto found = of_b.find({param.chunk, param.name});
     if (found == of_b.end()) {
-      lines.push_back(where + ": not in what was measured");
+      lines.push_back(where + ": not in the measured audit");
       continue;
     }
     compare_params(where, param, *found->second, lines);
     of_b.erase(found);
   }
   for (const auto& [key, param] : of_b)
-    lines.push_back(fmt::format("rank {}, `{}`: not in what was worked out", b.rank, param->name));
+    lines.push_back(fmt::format("rank {}, `{}`: not in the expected audit", b.rank, param->name));
 }
 
 }  // namespace
@@ -138,13 +138,13 @@ std::vector<std::string> audit_differences(const AuditReport& worked_out,
   for (const AuditedRank& rank : worked_out.ranks) {
     const auto found = ranks.find(rank.rank);
     if (found == ranks.end())
-      lines.push_back(fmt::format("rank {}: not in what was measured", rank.rank));
+      lines.push_back(fmt::format("rank {}: not in the measured audit", rank.rank));
     else
       compare_ranks(rank, *found->second, lines);
     ranks.erase(rank.rank);
   }
   for (const auto& [rank, unused] : ranks)
-    lines.push_back(fmt::format("rank {}: not in what was worked out", rank));
+    lines.push_back(fmt::format("rank {}: not in the expected audit", rank));
   return lines;
 }
 

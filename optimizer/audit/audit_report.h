@@ -87,7 +87,7 @@ std::string to_text(const AuditReport& report);
 int64_t trained_elements(const AuditReport& report);
 
 /// What differs, one line for each field of each parameter on each rank; empty if nothing differs:
-/// "rank 0, `a`: terms: worked out 1 x ranks [0, 1], measured 2 x ranks [0, 1]".
+/// "rank 0, `a`: terms: expected 1 x ranks [0, 1], measured 2 x ranks [0, 1]".
 std::vector<std::string> audit_differences(const AuditReport& worked_out,
                                            const AuditReport& measured);
 

@@ -65,7 +65,7 @@ void CollectiveCall::check_tensors(const Tensors& tensors) const {
 
 void CollectiveCall::check_sizes(const Tensors& outputs, int64_t outer, const Tensors& inputs,
                                  int64_t inner) const {
-  check(outputs.size() == inputs.size(), "found {} outputs and {} inputs, allowed: as many",
+  check(outputs.size() == inputs.size(), "found {} outputs and {} inputs, allowed: equal numbers",
         outputs.size(), inputs.size());
   check_tensors(outputs);
   check_tensors(inputs);

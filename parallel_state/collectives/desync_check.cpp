@@ -28,7 +28,7 @@ class Comparison {
   void finish() {
     work_.wait();
     if (at::equal(all_, mine_.expand_as(all_))) return;
-    fail_operation(operation_, "the ranks have not done the same");
+    fail_operation(operation_, "the ranks have called different operations");
   }
 
  private:

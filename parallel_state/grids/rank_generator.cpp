@@ -106,8 +106,10 @@ GroupSet RankGenerator::groups(std::string_view token) const {
   std::vector<bool> mask(axes_.size(), false);
   for (const std::string& axis : split_axes(token)) {
     const auto found = std::find(axes_.begin(), axes_.end(), axis);
-    require<UsageError>(found != axes_.end(), "group '{}': '{}' is no axis of '{}'", token, axis,
-                        order_);
+    require<UsageError>(found != axes_.end(),
+                        "group '{}': '{}' is not an axis of "
+                        "'{}'",
+                        token, axis, order_);
     mask[static_cast<size_t>(found - axes_.begin())] = true;
   }
   return {sizes_, mask};

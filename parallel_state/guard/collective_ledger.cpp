@@ -125,7 +125,7 @@ int64_t last_sequence(const RankAccount& account) {
 
 std::string describe_absence(const RankAccount& account) {
   if (!account.answered) return fmt::format("rank {}: no answer", account.rank);
-  std::string text = fmt::format("rank {}: has not come to it", account.rank);
+  std::string text = fmt::format("rank {}: has not reached it", account.rank);
   if (!account.entries.empty())
     text += fmt::format("; its last was operation {}: {}", last_sequence(account),
                         account.entries.back().to_string());
@@ -141,7 +141,7 @@ std::string describe(const std::vector<RankAccount>& accounts, int64_t sequence)
     parts.push_back(entry ? fmt::format("rank {}: {}", account.rank, entry->to_string())
                           : describe_absence(account));
   }
-  return fmt::format("the ranks part at operation {} of the group: {}", sequence,
+  return fmt::format("the ranks diverge at operation {} of the group: {}", sequence,
                      fmt::join(parts, "; "));
 }
 

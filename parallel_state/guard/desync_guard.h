@@ -37,7 +37,7 @@ class DesyncGuard {
 
   /// Why an operation failed, as far as the ranks can still tell.
   struct Explanation {
-    std::string culprit;     ///< "rank 1 has gone"; empty if no rank is lost
+    std::string culprit;     ///< "rank 1 has exited"; empty if no rank is lost
     std::string reason;      ///< what another rank has posted, else the reason that was given
     std::string difference;  ///< the first one between the ranks; empty if they agree
     std::string failed;      ///< "rank 1: no text": it failed on its own, which explains everything

@@ -81,7 +81,7 @@ RankList ended_processes(c10d::Store& store, const RankList& ranks) {
 int64_t number_lost(c10d::Store& store) { return store.add(kNumberLost, 0); }
 
 std::string FailureBoard::Lost::text() const {
-  if (!gone.empty()) return list(gone, "has gone", "have gone");
+  if (!gone.empty()) return list(gone, "has exited", "have exited");
   return silent.empty() ? "" : list(silent, "does not answer", "do not answer");
 }
 
@@ -202,7 +202,7 @@ bool FailureBoard::rank_serves() const { return client_ && !client_->address().o
 std::optional<std::string> FailureBoard::lost_server() const {
   if (!client_) return std::nullopt;
   const std::string& server = client_->address().server;
-  if (client_->server_has_gone()) return server + " has gone";
+  if (client_->server_has_gone()) return server + " has exited";
   const auto silence = Clock::now().time_since_epoch() - Clock::duration(last_answer_.load());
   if (silence < kAnswerTime + period_) return std::nullopt;
   return fmt::format("{} has not answered for {:.1f} s", server,
@@ -212,7 +212,7 @@ std::optional<std::string> FailureBoard::lost_server() const {
 std::optional<std::string> FailureBoard::lost_launcher() const {
   if (!client_ || !client_->address().of_launcher || !client_->server_has_gone())
     return std::nullopt;
-  return client_->address().server + " has gone";
+  return client_->address().server + " has exited";
 }
 
 bool FailureBoard::awaits_marks() const {

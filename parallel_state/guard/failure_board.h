@@ -24,7 +24,7 @@ class StoreClient;
 /// A failure that a rank has posted.
 struct Failure {
   int64_t rank = 0;     ///< the rank that posted it
-  std::string culprit;  ///< "rank 1 has gone"; empty if no rank is lost
+  std::string culprit;  ///< "rank 1 has exited"; empty if no rank is lost
   std::string message;
   bool own = false;  ///< the rank failed on its own, not in an operation with others
 
@@ -48,7 +48,7 @@ class FailureBoard {
     RankList gone;    ///< known to have ended
     RankList silent;  ///< stopped, cut off, or ended on another host
     bool none() const { return gone.empty() && silent.empty(); }
-    /// "rank 1 has gone", "ranks 1, 3 do not answer", in ascending order.
+    /// "rank 1 has exited", "ranks 1, 3 do not answer", in ascending order.
     std::string text() const;
   };
 
@@ -95,12 +95,13 @@ class FailureBoard {
   /// about the ranks.
   Lost find_lost_here() const;
 
-  /// "rank 0, which serves the store at ..., has gone", or has not answered for some time; nothing
+  /// "rank 0, which serves the store at ..., has
+  /// exited", or has not answered for some time; nothing
   /// while it answers. Queries nothing.
   std::optional<std::string> lost_server() const;
   /// Whether a rank serves the store, rather than the launcher.
   bool rank_serves() const;
-  /// If the launcher serves the store and has ended: "the launcher's store at ... has gone".
+  /// If the launcher serves the store and has ended: "the launcher's store at ... has exited".
   std::optional<std::string> lost_launcher() const;
 
   /// For a wait that cannot be interrupted otherwise: while this object lives, the thread calls

@@ -73,7 +73,7 @@ std::optional<std::string> gather(c10d::Store& store, const RankList& ranks, int
   const auto look = [&] { return (found = failure()).has_value(); };
   if (wait_for_key(store, "all here", size, deadline, look)) return std::nullopt;
   if (found || look()) return found;
-  return absent_ranks(store, ranks).text + " did not come to connect it";
+  return absent_ranks(store, ranks).text + " did not arrive to connect it";
 }
 
 }  // namespace lockstep

@@ -20,7 +20,7 @@ void check_that_only_its_owner_can_use(const InputFile& file) {
   constexpr mode_t kOfOthers = S_IRWXG | S_IRWXO;
   const bool known = ::fstat(file.descriptor(), &status) == 0;
   require<FileError>(known && (status.st_mode & kOfOthers) == 0,
-                     "'{}' has mode {:o}, which lets others use it", file.path(),
+                     "'{}' has mode {:o}, which gives other users access", file.path(),
                      status.st_mode & 07777U);
 }
 

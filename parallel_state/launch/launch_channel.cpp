@@ -131,7 +131,7 @@ LaunchOrder LaunchChannel::wait_for_order(const WaitingRank& rank,
     socket_.receive(MessageSocket::Wait::no);
     if (kind != kOver) return parse_order(kind, text);
   }
-  fail<CommunicationError>("the launcher has gone");
+  fail<CommunicationError>("the launcher has exited");
 }
 
 RankChannel::RankChannel() {

@@ -89,7 +89,7 @@ class LaunchChannel {
   std::optional<std::string> round_is_over() const;
   /// Reports that this rank has left its round, and waits for the next order. The launcher bounds
   /// the wait, and ends its ranks when it ends. `arrived` is called once the order can be read from
-  /// the descriptor, and before it is read. CommunicationError: the launcher has gone.
+  /// the descriptor, and before it is read. CommunicationError: the launcher has exited.
   LaunchOrder wait_for_order(const WaitingRank& rank,
                              const std::function<void()>& arrived = {}) const;
 

@@ -77,7 +77,7 @@ void read_meeting_point(const Variables& variables, LaunchEnvironment& env,
                         const std::string& address) {
   const bool has_address = variables.has("MASTER_ADDR");
   require<ConfigError>(has_address || !address.empty(),
-                       "environment variable MASTER_ADDR: not set, and {} does not tell where rank "
+                       "environment variable MASTER_ADDR: not set, and {} does not say where rank "
                        "0 runs; set it to the address of rank 0's host",
                        to_string(env.launcher));
   env.master_address = has_address ? variables.text("MASTER_ADDR") : address;

@@ -131,8 +131,8 @@ void Membership::claim() {
 void Membership::refuse_second_claim(int64_t generation, const std::string& holder) {
   keys_ = c10::make_intrusive<c10d::PrefixStore>(std::to_string(generation), root_);
   const std::string message = fmt::format(
-      "rank {} is claimed twice, by the processes {} and {}{}; allowed: one process a rank, and "
-      "another run id for another run",
+      "rank {} is claimed twice, by the processes {} and {}{}; allowed: one process per rank, and "
+      "a separate run id for each run",
       spec_.rank, process_of(holder), process_of(token_), in_words(spec_.run_id));
   post(kCommunication, message);
   throw CommunicationError(message);
@@ -197,10 +197,11 @@ std::string Membership::missing_ranks(const RankList& gone) const {
     return fmt::format("{} before all ranks had met{}", FailureBoard::Lost{gone, {}}.text(),
                        in_words(spec_.run_id));
   const AbsentRanks absent = absent_ranks(*keys_, all_ranks());
-  return fmt::format("{} did not come within {:.1f} s: {} of {} ranks are there{}{}", absent.text,
-                     static_cast<double>(spec_.timeout.count()) / 1e3,
-                     spec_.world_size - absent.count, spec_.world_size, in_words(spec_.run_id),
-                     strangers());
+  return fmt::format(
+      "{} did not arrive within {:.1f} s: {} of {} ranks have "
+      "arrived{}{}",
+      absent.text, static_cast<double>(spec_.timeout.count()) / 1e3,
+      spec_.world_size - absent.count, spec_.world_size, in_words(spec_.run_id), strangers());
 }
 
 /// The refused connections: missing ranks may be among them.

@@ -153,7 +153,7 @@ StorePtr reach(const LaunchEnvironment& environment, const MembershipSpec& spec,
 void check_run_id(const LaunchEnvironment& environment, c10d::Store& store,
                   Clock::time_point deadline) {
   if (!wait_for_key(store, kRunId, environment.world_size, deadline))
-    fail_at_store(environment, "use", "nobody has written a run id there");
+    fail_at_store(environment, "use", "no rank has written a run id there");
   const std::string served = store.get_to_str(kRunId);
   if (served != environment.run_id)
     fail_at_store(environment, "use",
@@ -188,7 +188,7 @@ std::unique_ptr<Membership> join_served_by_rank_0(const LaunchEnvironment& envir
       if (Clock::now() >= deadline) fail_to_use_store(environment, error);
     }
     if (Clock::now() >= deadline)
-      fail_at_store(environment, "use", "the run that this rank has left goes on there");
+      fail_at_store(environment, "use", "the run that this rank left is still running there");
     std::this_thread::sleep_for(kPause);
   }
 }

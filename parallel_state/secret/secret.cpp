@@ -22,7 +22,7 @@ std::string random_bytes(size_t bytes) {
   std::string random(bytes, '\0');
   for (size_t at = 0; at < bytes;) {
     const ssize_t now = ::getrandom(random.data() + at, bytes - at, 0);
-    require<UsageError>(now > 0 || errno == EINTR, "the system gives no random numbers: {}",
+    require<UsageError>(now > 0 || errno == EINTR, "the system provides no random numbers: {}",
                         std::strerror(errno));
     at += static_cast<size_t>(std::max<ssize_t>(now, 0));
   }

@@ -158,7 +158,7 @@ class ParallelState {
   void check_in_step() const;
 
   /// If a launcher serves the store of the ranks (as torchrun does) and has ended: "the launcher's
-  /// store at HOST:PORT has gone". Connected groups can still be used, but no new group can be
+  /// store at HOST:PORT has exited". Connected groups can still be used, but no new group can be
   /// connected. Communicates nothing; costs one system call.
   std::optional<std::string> lost_launcher() const;
 

@@ -39,7 +39,7 @@ ClosedStore::ClosedStore(int bound, std::shared_ptr<const Secret> secret, DoorLi
   if (epoll_ < 0 || stop_ < 0 || ::listen(listener_, kBacklog) != 0) {
     const int error = errno;
     close_descriptors();  // no destructor will
-    fail<CommunicationError>("it cannot be listened at: {}", std::strerror(error));
+    fail<CommunicationError>("cannot listen: {}", std::strerror(error));
   }
   ::fcntl(listener_, F_SETFL, O_NONBLOCK);
   watch(EPOLL_CTL_ADD, listener_, EPOLLIN, kListener);
@@ -48,7 +48,7 @@ ClosedStore::ClosedStore(int bound, std::shared_ptr<const Secret> secret, DoorLi
     thread_ = std::thread([this] { run(); });
   } catch (const std::system_error& error) {
     close_descriptors();
-    fail<CommunicationError>("it cannot be listened at: {}", error.what());
+    fail<CommunicationError>("cannot listen: {}", error.what());
   }
 }
 

@@ -206,7 +206,7 @@ std::string ask(const AddressList& addresses, const std::string& request, const 
       const std::string received = answer_to(socket.get(), request, answer.size());
       if (received == answer) return "";
       if (other_answer) other_answer(received);
-      reason = "whoever listens there does not answer as it should";
+      reason = "the process listening there gave an unexpected answer";
     }
   }
   return reason;
@@ -261,7 +261,7 @@ int bound_socket(const std::string& host, int port, bool for_other_hosts) {
     reason = std::strerror(errno);
     if (errno == EADDRINUSE) break;
   }
-  fail<CommunicationError>("{}:{} cannot be listened at: {}", host, port, reason);
+  fail<CommunicationError>("{}:{}: cannot listen: {}", host, port, reason);
 }
 
 int connected_socket(const std::vector<std::string>& hosts, int port, milliseconds patience,

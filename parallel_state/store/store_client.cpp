@@ -44,8 +44,8 @@ StoreClient::Bytes receive_bytes(Connection& connection, Connection::Deadline de
   const auto length = receive_value<uint64_t>(connection, deadline);
   if (length > kLargestValue)
     C10_THROW_ERROR(DistNetworkError,
-                    fmt::format("found an answer of {} bytes, allowed: {} at most; what listens "
-                                "there is no c10d store",
+                    fmt::format("found an answer of {} bytes, allowed: {} at most; the process "
+                                "listening there is not a c10d store",
                                 length, kLargestValue));
   StoreClient::Bytes bytes(length);
   connection.receive(bytes.data(), bytes.size(), deadline);
@@ -102,7 +102,7 @@ auto StoreClient::ask(const Request& request, Answer answer) {
   } catch (const SecretRefused& refused) {
     C10_THROW_ERROR(DistNetworkError, address_.server + " refuses: " + refused.what());
   } catch (const Connection::Ended&) {
-    C10_THROW_ERROR(DistNetworkError, address_.server + " has gone");
+    C10_THROW_ERROR(DistNetworkError, address_.server + " has exited");
   } catch (const Connection::NoSocket& error) {
     C10_THROW_ERROR(DistNetworkError, address_.server + " was not asked: " + error.what());
   } catch (const Connection::Silent&) {
@@ -157,7 +157,7 @@ void StoreClient::wait(const Keys& keys, const milliseconds& timeout) {
     if (steady_clock::now() >= deadline)
       C10_THROW_ERROR(
           DistStoreError,
-          fmt::format("nobody has written '{}' to the store for {:.1f} s", fmt::join(keys, "', '"),
+          fmt::format("'{}' was not written to the store within {:.1f} s", fmt::join(keys, "', '"),
                       static_cast<double>(timeout.count()) / 1e3));
     std::this_thread::sleep_for(pause);
   }

@@ -12,7 +12,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr char kNoStore[] = "whoever listens there does not answer as it should";
+constexpr char kNoStore[] = "the process listening there gave an unexpected answer";
 
 [[noreturn]] void refuse(const char* what) {
   fail<SecretRefused>(
@@ -59,7 +59,7 @@ void enter_store(Connection& connection, const Secret& secret, Connection::Deadl
   const bool proved = receive_text(connection, 1, deadline).front() == kProofHolds;
   if (!proved || !proof.holds(secret, receive_text(connection, kSignatureBytes, deadline))) {
     connection.close();
-    refuse("another than this rank");
+    refuse("a different one than this rank");
   }
 }
 

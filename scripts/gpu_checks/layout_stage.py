@@ -20,7 +20,7 @@ MISTAKES = {
     "unfinished": None,
     "skip": "all_reduce (sum) of bucket 2, 1000 x Float (step 3)",
     "throw": f"rank {RANKS - 1}: a fault in step 3",
-    "die": f"rank {RANKS - 1} has gone",
+    "die": f"rank {RANKS - 1} has exited",
 }
 
 

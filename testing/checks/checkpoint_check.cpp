@@ -25,7 +25,7 @@ class ScratchFolder {
   ScratchFolder() {
     std::string pattern = std::filesystem::temp_directory_path() / "lockstep_check_XXXXXX";
     require<FileError>(::mkdtemp(pattern.data()) != nullptr,
-                       "{}: a temporary folder cannot be made", pattern);
+                       "{}: a temporary folder cannot be created", pattern);
     path_ = pattern;
   }
   ~ScratchFolder() {

@@ -227,15 +227,14 @@ class ForwardFault {
     const at::Tensor sum = sum_of_outputs(rank, key);
     if (sum.defined() && is_part(sum, expected->outputs))
       return finding("forward", key.param, axis, {},
-                     fmt::format("each rank of {} has one term of what {} makes of it, and nobody "
-                                 "adds them up: an all-reduce (reduce_from_group) is missing "
-                                 "behind it",
+                     fmt::format("each rank of {} has one term of the output of {}, and the terms "
+                                 "are not summed: an all-reduce (reduce_from_group) is missing "
+                                 "after it",
                                  axis, use.operation));
     if (expected->params != use.params) return {};
     return finding("forward", key.param, "", {},
-                   fmt::format("what {} makes of it differs on rank {} although its input is "
-                               "right: the rank's piece is used for another one than its "
-                               "description says ({})",
+                   fmt::format("the output of {} differs on rank {} although its input is right: "
+                               "the rank's piece is not the one that its description names ({})",
                                use.operation, rank, described(rank, key.param)));
   }
 

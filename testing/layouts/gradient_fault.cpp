@@ -194,7 +194,7 @@ class GradientFault {
         all_wrong.size() > 1
             ? fmt::format(
                   ", or, as the gradients of {} parameters before it are wrong too, an "
-                  "all-reduce of backward (copy_to_group) is missing behind it",
+                  "all-reduce of backward (copy_to_group) is missing after it",
                   all_wrong.size() - 1)
             : ", or let backward add them up (copy_to_group)";
     return finding("backward", axis, {},

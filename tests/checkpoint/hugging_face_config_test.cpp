@@ -80,7 +80,7 @@ TEST(HuggingFaceConfig, TellsWhichFieldFitsNoFamily) {
                              "model.moe_ffn_hidden_size (16)"));
   EXPECT_TRUE(refuses("multi_latent_attention: true qk_layernorm: true layernorm_epsilon: 1e-6",
                       "model.num_experts: is not set"));
-  EXPECT_TRUE(refuses_latent("moe_layer_freq=2", "layer 1 is dense behind one with experts"));
+  EXPECT_TRUE(refuses_latent("moe_layer_freq=2", "layer 1 is dense but follows one with experts"));
   EXPECT_EQ(hugging_face_family(model("add_bias_linear: true")), HuggingFaceFamily::llama);
   for (const std::string other : {"window_size: 4", "qk_layernorm: true", "num_experts: 4"})
     EXPECT_TRUE(refuses("add_bias_linear: true " + other, "model.add_bias_linear: found true"));

@@ -154,8 +154,8 @@ TEST_F(HuggingFaceShards, DamageIsNamed) {
   nlohmann::json damaged = index;
   damaged["weight_map"]["odd.weight"] = file;
   write_index(damaged);
-  EXPECT_TRUE(refuses(out, "'" + out + "/" + file + "': tensor 'odd.weight' is missing, which '" +
-                               index_path + "' says is there"));
+  EXPECT_TRUE(refuses(out, "'" + out + "/" + file + "': tensor 'odd.weight' is missing, but '" +
+                               index_path + "' lists it"));
   damaged = index;
   damaged["weight_map"][name] = "../out/" + file;
   write_index(damaged);
@@ -172,7 +172,7 @@ TEST_F(HuggingFaceShards, DamageIsNamed) {
       break;
     }
   write_index(damaged);
-  EXPECT_TRUE(refuses(out, "' is missing, which '"));
+  EXPECT_TRUE(refuses(out, "' is missing, but '"));
   write_index(index);
   std::filesystem::copy(out + "/" + file, out + "/copy.safetensors");
   damaged = index;

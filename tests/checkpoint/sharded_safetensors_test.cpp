@@ -95,7 +95,7 @@ TEST(SafetensorsIndex, IsReadStrictly) {
     EXPECT_TRUE(throws_with<FileError>([&] { parse(text); }, "'i': ")) << text;
   EXPECT_TRUE(throws_with<FileError>([&] { parse(R"({"weight_map": {}})"); }, "names no tensor"));
   EXPECT_TRUE(throws_with<FileError>([&] { parse(R"({"weight_map": {"a": "f", "a": "g"}})"); },
-                                     "'i': 'a' is there twice"));
+                                     "'i': 'a' is listed twice"));
   for (const std::string name : {"../one", "/etc/passwd", "a/b", "..", ".", ""})
     EXPECT_TRUE(throws_with<FileError>([&] { parse(R"({"weight_map": {"a": ")" + name + "\"}}"); },
                                        "' is outside the folder"))

@@ -225,8 +225,7 @@ TEST(StateCopiesTest, RanksThatAreLeftReadTheNewestCopyOnTheirOwnLayout) {
       CopyLoader loader(state, copies, /*least=*/state.rank() == 0 ? 1 : 100, exchange);
       ASSERT_EQ(loader.id().has_value(), wanted.has_value()) << trial;
       EXPECT_EQ(loader.why_none().empty(), wanted.has_value());
-      EXPECT_EQ(loader.why_none() == "no rank that is left has a copy of the state",
-                world.is_empty());
+      EXPECT_EQ(loader.why_none() == "no surviving rank has a copy of the state", world.is_empty());
       if (!wanted) return;
       check_loaded(loader, *wanted, state, mixed);
       copies.keep_only(*loader.id());
@@ -331,7 +330,7 @@ TEST(StateCopiesTest, ALostPartAndADamagedOneAreNamed) {
   testing::run_ranks(3, [&](const ParallelState& state) {
     const CopyLoader loader(state, world.copies[static_cast<size_t>(state.rank())], 1);
     EXPECT_EQ(loader.why_none(),
-              "the copy of iteration 5 is not whole: no rank that is left has the part of rank 1");
+              "the copy of iteration 5 is incomplete: no surviving rank has the part of rank 1");
   });
 }
 

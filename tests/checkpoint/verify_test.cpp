@@ -69,7 +69,7 @@ TEST_F(VerifyTest, ARankThatLeavesOutACollectiveIsFoundAndNamed) {
   const auto difference = verify_collectives(
       kWorld, [&](const ParallelState& state) { run(state, {}, /*validate=*/state.rank() != 13); });
   ASSERT_TRUE(difference.has_value());
-  EXPECT_NE(difference->find("rank 13: has not come to it"), std::string::npos) << *difference;
+  EXPECT_NE(difference->find("rank 13: has not reached it"), std::string::npos) << *difference;
 }
 
 TEST_F(VerifyTest, APlanningRankDoesWhatARealOneDoes) {

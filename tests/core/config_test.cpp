@@ -215,7 +215,7 @@ TEST(Config, ContradictionsAreNamed) {
       {{R"(data.path="a" path: "b")"},
        R"(--set data.path="a" path: "b": found several values, allowed: one)"},
       {{"data.split=1,0", "data.valid_path=a"},
-       "data.split: found '1,0', allowed: none beside data.valid_path"},
+       "data.split: found '1,0', allowed with data.valid_path: unset"},
       {{"data.test_path=a"},
        "data.test_path: found 'a', allowed beside data.valid_path, which is not set"},
       {{"data.mock=true", "data.valid_path=a"},

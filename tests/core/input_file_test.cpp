@@ -31,7 +31,7 @@ TEST(InputFile, ReadsFromTheFrontAndAnywhere) {
   EXPECT_EQ(text, "678945");
   EXPECT_EQ(file.read(text.data(), 6), 0u);
   EXPECT_TRUE(throws_with<FileError>([&] { file.read_at(8, text.data(), 3); },
-                                     "a' cannot be read at byte 10: it has become shorter"));
+                                     "a' cannot be read at byte 10: it was truncated"));
 }
 
 TEST(InputFile, ACutFileIsNoShorterFile) {

@@ -35,7 +35,7 @@ TEST(ConversationTest, WhatIsBadIsNamed) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"[]", "p: byte 0: found '[', allowed"},
       {R"({"messages": [}]})", "p: byte 14: found '}', allowed"},
-      {R"({"messages": NaN})", "p: no JSON from byte"},
+      {R"({"messages": NaN})", "p: invalid JSON from byte"},
       {R"({"messages": []})", "p: messages: found [], allowed: one message or more"},
       {R"({"messages": {}})", "p: messages: found {}, allowed"},
       {R"({"messages": ["x"]})", "p: messages[0]: found \"x\", allowed: an object with role"},
@@ -148,7 +148,7 @@ TEST(ConversationEncoderTest, TokensThatTakeWhiteSpaceAreRefused) {
   HuggingFaceTokenizer tokenizer = small_tokenizer(/*takes_spaces=*/true);
   EXPECT_TRUE(throws_with<ConfigError>(
       [&] { ConversationEncoder(chat_form(ChatTemplate::chatml), tokenizer, "hf:x"); },
-      "whose token '<|im_start|>' takes white space of its neighbours"));
+      "whose token '<|im_start|>' strips adjacent white space"));
 }
 
 class ConversationSetTest : public ::testing::Test {

@@ -35,7 +35,7 @@ TEST(FileBytesDeathTest, AMappedFileThatBecomesShorterEndsTheProcessWithItsNameA
     if (bytes[100] == 0 && bytes[8192 + 5] == 0) std::_Exit(3);
   };
   EXPECT_EXIT(read_what_has_gone(), ::testing::ExitedWithCode(1),
-              "lockstep: '.*shrinks' cannot be read any more at byte 8197: it has become shorter");
+              "lockstep: '.*shrinks' can no longer be read at byte 8197: it was truncated");
 }
 
 TEST(FileBytesDeathTest, AnotherBusErrorEndsTheProcessAsItDoesWithoutTheHandler) {

@@ -186,7 +186,7 @@ TEST_F(CachedIndex, WhatAnotherProcessStoresReplacesWhatCannotBeWritten) {
 TEST_F(CachedIndex, AFileThatCannotBeWritten) {
   path_ = folder_.write("file", "") + "/index";
   expect_equal(open("a", 1, /*required=*/false), small_index());
-  EXPECT_TRUE(throws_with<FileError>([&] { open("a"); }, path_ + "' cannot be made"));
+  EXPECT_TRUE(throws_with<FileError>([&] { open("a"); }, path_ + "' cannot be created"));
 }
 
 }  // namespace

@@ -281,7 +281,7 @@ TEST_F(DamagedDataset, AShorterBinIsNamedWhileItIsRead) {
   EXPECT_EQ(ids_of(set.tokens()), before);
   std::filesystem::resize_file(folder_.path() / "a.bin", 3);
   EXPECT_TRUE(throws_with<FileError>([&] { ids_of(set.tokens()); },
-                                     "a.bin' cannot be read at byte 3: it has become shorter"));
+                                     "a.bin' cannot be read at byte 3: it was truncated"));
 }
 
 TEST(IndexedDatasetWriter, UntilTheEndThereIsNoPair) {
@@ -318,7 +318,7 @@ TEST(IndexedDatasetWriter, NamesWhatIsWrong) {
   const std::string prefix = folder.path() / "set";
   EXPECT_TRUE(throws_with<FileError>(
       [&] { IndexedDatasetWriter(folder.path() / "none/set", TokenType::uint16); },
-      "none/set.bin' cannot be made: No such file"));
+      "none/set.bin' cannot be created: No such file"));
   IndexedDatasetWriter writer(prefix, TokenType::uint16);
   const auto append = [&](int64_t id) { writer.append(std::vector{id}); };
   EXPECT_TRUE(throws_with<UsageError>([&] { append(-1); }, "found -1, allowed: what uint16 holds"));

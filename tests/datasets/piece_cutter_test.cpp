@@ -99,7 +99,7 @@ TEST(SplitPattern, OthersAreRefusedByName) {
   EXPECT_TRUE(refused("(?i:ss)", "'ss' in any case"));
   EXPECT_TRUE(refused("(?i:é)", "beyond ASCII in any case"));
   EXPECT_TRUE(refused("a*", "place: found a pattern that matches the empty text"));
-  EXPECT_TRUE(refused("a\xFF", "bytes that are no UTF-8"));
+  EXPECT_TRUE(refused("a\xFF", "bytes that are not UTF-8"));
   EXPECT_TRUE(refused("(?:a|b)*a(?:a|b){12}", "more than 512 states"));
 }
 

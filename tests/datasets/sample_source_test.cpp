@@ -296,7 +296,7 @@ TEST_F(SampleSourceTest, NamesWhatIsWrong) {
                                      "found id 60000, allowed: 0 to 59999 (model.vocab_size - 1)"));
   cache_ = text;
   EXPECT_TRUE(throws_with<FileError>([&] { sample_of(*open({set}).training, 0); },
-                                     "cannot be made: Not a directory"));
+                                     "cannot be created: Not a directory"));
 }
 
 TEST_F(SampleSourceTest, IndicesAreKeptBesideTheData) {

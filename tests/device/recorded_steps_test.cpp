@@ -227,8 +227,8 @@ TEST(RecordedStepsConfig, WhatCannotBeRecordedIsRefusedByName) {
   EXPECT_TRUE(throws_with<ConfigError>(refused("step", "optimizer.optimizer=muon"), "adam, sgd"));
   EXPECT_TRUE(throws_with<ConfigError>(refused("step", "ddp.check_for_large_grads=true"),
                                        "ddp.check_for_large_grads"));
-  EXPECT_TRUE(throws_with<ConfigError>(refused("step", "train.precision=fp16"),
-                                       "a loss scale that adapts itself"));
+  EXPECT_TRUE(
+      throws_with<ConfigError>(refused("step", "train.precision=fp16"), "a dynamic loss scale"));
   EXPECT_TRUE(throws_with<ConfigError>(refused("microbatch", "ddp.allow_unused_parameters=true"),
                                        "ddp.allow_unused_parameters"));
 }

@@ -84,7 +84,7 @@ TEST(DescribedRefusals, AReducerNamesWhatAMeanOverDpCpIsWrongFor) {
   const FrontCall& reducer = kWithState.back().second;
   expect_refused(reducer, "Reducer", {.gradient_states = {{tp, kTerm}}}, {.tensor = 2},
                  "Reducer: the gradient of 'odd' is declared partial-sum over tp, allowed: "
-                 "complete, because this front reduces over the data-parallel ranks alone; use "
+                 "complete, because this API reduces only over the data-parallel ranks; use "
                  "DistributedDataParallel and finalize_model_grads(), or "
                  "GradientSynchronizer(module, state, ...)");
   expect_refused(reducer, "Reducer", {.gradient_states = {{pp, kTerm}}}, {.pipeline = 2},
@@ -97,7 +97,7 @@ TEST(DescribedRefusals, AReducerNamesWhatAMeanOverDpCpIsWrongFor) {
 
 TEST(DescribedRefusals, AGroupAloneDoesNotTellAReducerEnough) {
   const std::string rest =
-      ", and a group alone does not tell what that asks for; give the module "
+      ", and a group alone does not show what that requires; give the module "
       "and the ParallelState instead";
   expect_refused(kReducer, "Reducer", {.gradient_states = {{tp, kTerm}}}, {.tensor = 2},
                  "Reducer: parameter 'odd' is declared partial-sum over tp" + rest);

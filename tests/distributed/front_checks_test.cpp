@@ -299,7 +299,7 @@ TEST(FrontChecks, AllReduceGradsRefusesGradientsThatCannotBeWrittenInPlace) {
                      "all_reduce_grads: the gradient of 'table' has elements that share memory, "
                      "allowed: dense gradients");
   expect_all_contain(errors_of(at::ones({3, 2}, at::kComplexFloat)),
-                     "all_reduce_grads: the gradient of 'table' is no floating-point tensor");
+                     "all_reduce_grads: the gradient of 'table' is not a floating-point tensor");
 }
 
 }  // namespace

@@ -78,7 +78,7 @@ const std::vector<SynchronizerFault> kSynchronizerFaults = {
      [](auto& set_up, const DeviceMesh&) { set_up.params.front().complete_axes = {"ep"}; }},
     {"['norm' on tp] on rank",
      [](auto& set_up, const DeviceMesh&) { set_up.params.front().complete_axes = {"tp"}; }},
-    {"parameter 'norm' is no leaf",
+    {"parameter 'norm' is not a leaf",
      [](auto& set_up, const DeviceMesh& mesh) {
        set_up.params = {MeshParameter(DTensor::from_local(at::ones({4}).requires_grad_(true) * 2,
                                                           mesh, {Replicate{}, Replicate{}}),
@@ -111,7 +111,7 @@ struct ListFault {
 };
 
 const std::vector<ListFault> kListFaults = {
-    {"parameter 'w' is no leaf", [](List& list) { list[0].tensor = list[0].tensor * 2; }},
+    {"parameter 'w' is not a leaf", [](List& list) { list[0].tensor = list[0].tensor * 2; }},
     {"parameter 'w' is sparse",
      [](List& list) { list[0].tensor = at::ones({4}).to_sparse().requires_grad_(true); }},
     {"parameter 'w': found a description over etp",

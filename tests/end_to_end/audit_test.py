@@ -79,7 +79,7 @@ class Audit(EndToEnd):
                 audited, told = self.losses(ranks, fields, self.folder / name, "--audit")
                 self.assertEqual(audited, without)
                 self.assertIn("audit: equal: `embedding.word_embeddings.weight` on ", told)
-                self.assertRegex(told, r"audit: \d+ parameters on \d ranks?, all as worked out")
+                self.assertRegex(told, r"audit: \d+ parameters on \d ranks?, all as expected")
                 planned = self.plan(self.config, "--world-size", ranks, *settings(SHORT + fields),
                                     "--json")
                 measured = (self.folder / name / "audit.json").read_text()

@@ -60,7 +60,7 @@ class Configs(EndToEnd):
                 self.assert_failed(
                     self.in_folder(*command, given), 2,
                     f"CONFIG: '{given}' cannot be read as a configuration: No such file or "
-                    f"directory, nor is it the name of one that comes with lockstep: {names}")
+                    f"directory; configurations that come with lockstep: {names}")
         for option in ("--path", "--show"):
             for given in ("tinny", "", "../configs/tiny"):
                 self.assert_failed(self.in_folder("configs", option, given), 2,
@@ -89,7 +89,7 @@ class Configs(EndToEnd):
         listed = run(program, "configs")
         self.assertEqual((listed.returncode, listed.stdout), (0, b""))
         self.assertEqual(run(program, "plan", "memory", self.config).returncode, 0)
-        self.assert_failed(run(program, "plan", "memory", "tiny"), 2, "comes with lockstep: none")
+        self.assert_failed(run(program, "plan", "memory", "tiny"), 2, "come with lockstep: none")
 
 
 if __name__ == "__main__":

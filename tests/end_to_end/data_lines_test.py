@@ -167,7 +167,7 @@ class DataLines(EndToEnd):
             result = run(LOCKSTEP, "evaluate", output / "checkpoint", "--input", valid, "--json")
             self.assertAlmostEqual(json.loads(result.stdout)["loss"], tests[0]["test_loss"], places=5)
             self.assertEqual(run(LOCKSTEP, "plot", output).returncode, 0)
-        for field, message in (("data.split=90,10", "data.split: found '90,10', allowed: none beside"),
+        for field, message in (("data.split=90,10", "data.split: found '90,10', allowed with"),
                                ("data.mock=true", "data.mock: found true, allowed: false beside")):
             self.assert_failed(self.train(f"data.valid_path={valid}", field)[0], 2, message)
         self.assert_failed(self.train(f"data.test_path={valid}")[0], 2,

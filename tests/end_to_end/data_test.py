@@ -133,7 +133,8 @@ class Data(EndToEnd):
         self.assert_failed(self.build(text, missing), 1, f"'{missing}' cannot be read: No such")
         self.assert_failed(self.build(self.folder), 1, "Is a directory")
         self.assert_failed(self.build(empty), 1, "empty' is empty")
-        self.assert_failed(self.build(text, output="none/set"), 1, "none/set.bin' cannot be made")
+        self.assert_failed(self.build(text, output="none/set"), 1, "none/set.bin' cannot be "
+                                                                   "created")
         self.assert_failed(self.build(text, tokenizer="word"), 2,
                            "--tokenizer: found 'word', allowed: byte, gpt2:FOLDER")
         self.assert_failed(self.build(text, tokenizer=f"gpt2:{missing}"), 1,

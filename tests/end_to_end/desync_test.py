@@ -58,7 +58,7 @@ class Desync(Ranks):
     def test_a_dead_rank(self):
         outcomes = self.outcome("die")
         self.assertEqual(outcomes[2][0], -signal.SIGKILL)
-        self.assert_survivors_say(outcomes, "rank 2 has gone: all_reduce (sum) of bucket 2")
+        self.assert_survivors_say(outcomes, "rank 2 has exited: all_reduce (sum) of bucket 2")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class Divergence(Ranks):
             self.assert_failed(
                 self.train(*EXPLOSION, "optimizer.lr=1e18", *saving,
                            f"checkpoint.load={self.checkpoints}", "train.train_iters=9"), 4,
-                "iteration 6: the loss is not a number; the last checkpoint from before is "
+                "iteration 6: the loss is not a number; the last checkpoint before that is "
                 f"'{self.checkpoints}/step_4'")
             self.assertEqual(self.steps(), ["step_4", "step_5"])
             good = f"{self.checkpoints}/step_4"
@@ -83,7 +83,8 @@ class Divergence(Ranks):
                     "train.max_skipped_steps=6")
         ending = "iterations 5 to 10: found 6 skipped steps in a row, whose gradients are not " \
                  "finite, allowed: fewer than train.max_skipped_steps = 6; the last checkpoint " \
-                 f"from before is '{self.checkpoints}/step_4'; if its weights are at fault and not " \
+                 f"before that " \
+                 f"is '{self.checkpoints}/step_4'; if its weights are the cause and not " \
                  f"the loss scale, it is '{self.checkpoints}/step_3'\n"
         self.assert_failed(self.train(*OVERFLOW, *going_on), 4, ending)
         lines = metrics(self.output)[0]
@@ -116,7 +117,7 @@ class Divergence(Ranks):
             good = f"{self.checkpoints}/step_{first - 2}"
             ending = f"iterations {first} to {first + 5}: found 6 skipped steps in a row, whose " \
                      "gradients are not finite, allowed: fewer than train.max_skipped_steps = 6; " \
-                     f"the last checkpoint from before is '{good}'\n"
+                     f"the last checkpoint before that is '{good}'\n"
             self.assert_failed(result, 4, ending)
             self.assertTrue(all(line["lm_loss"] is not None for line in lines))
             self.assertEqual([line["skipped"] for line in lines],
@@ -177,7 +178,7 @@ class Divergence(Ranks):
     def test_weights_that_are_not_finite_are_not_saved(self):
         self.assertEqual(self.train(*GENTLE, "train.train_iters=1").returncode, 0)
         going_on = (*INFINITE, "checkpoint.keep=1", f"checkpoint.load={self.checkpoints}/step_1")
-        good = f"; the last checkpoint from before is '{self.checkpoints}/step_1'"
+        good = f"; the last checkpoint before that is '{self.checkpoints}/step_1'"
         result = self.train(*going_on, "train.train_iters=2")
         self.assert_failed(result, 4, "training diverged: rank 0: tensor '",
                            " elements that are not finite, allowed: none" + good)

@@ -59,7 +59,7 @@ class FewerRanks(Copies):
             victim = self.random.choice(ranks)
             self.lose(number + 1, victim)
             ranks = self.check_stay(ranks, victim)
-        self.assertIn("checkpoint.in_memory_replicas: found 1, ranks left beside each: 0",
+        self.assertIn("checkpoint.in_memory_replicas: found 1, other ranks left: 0",
                       self.told())
         self.check_done()
         self.check_like_one_process()
@@ -84,7 +84,7 @@ class FewerRanks(Copies):
                 self.wait_for_round(0)
                 ranks = self.ranks()
                 self.lose(1, ranks[victim])
-                self.assertIn("going on with 2 ranks (before: 4, spare: 1)", self.told())
+                self.assertIn("continuing with 2 ranks (before: 4, spare: 1)", self.told())
                 self.assertEqual(len(self.check_stay(ranks, ranks[victim])), 3)
                 self.check_done()
                 self.check_like_one_process(*[pair for pair in layout if "parallel" not in pair])
@@ -113,8 +113,8 @@ class Replacements(Copies):
         self.kill(*victims)
         self.wait_for_round(1)
         self.check_stay(ranks, *victims)
-        self.assertRegex(self.told(), r"the copy of iteration \d+ is not whole: no rank that is "
-                         "left has the part of rank 0; the run does not resume from the ranks' "
+        self.assertRegex(self.told(), r"the copy of iteration \d+ is incomplete: no surviving rank "
+                         "has the part of rank 0; the run does not resume from the ranks' "
                          "memory\n"
                          rf"loaded {self.output}/checkpoint/step_\d+, iteration")
         self.lose_after_disk()
@@ -144,8 +144,8 @@ class Refused(Copies):
         pairs = settings(*COMMON, *COPIES, "train.train_iters=2")
         result = torchrun(2, LOCKSTEP, "train", self.config, *pairs)
         self.assertNotEqual(result.returncode, 0)
-        self.assertIn("checkpoint.in_memory_replicas: found 1 without `lockstep launch` on one "
-                      "host, whose ranks stay after a loss; allowed: 0", result.stderr.decode())
+        self.assertIn("checkpoint.in_memory_replicas: found 1, allowed without `lockstep launch` "
+                      "on one host: 0, because no rank survives a loss", result.stderr.decode())
         result = run(LOCKSTEP, "launch", "-n", 2, "--", "train", self.config, *pairs, "--set",
                      "checkpoint.in_memory_replicas=2")
         self.assertEqual(result.returncode, 2)

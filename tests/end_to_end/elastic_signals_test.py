@@ -32,13 +32,13 @@ class Stopped(Signals):
     def test_the_only_rank_left_before_the_ranks_have_met_is_killed(self):
         self.lose_all_but_a_stopped_one()
         self.assertEqual(self.process.wait(timeout=TIMEOUT + 15), 1, self.told())
-        self.assertRegex(self.told(), r"rank 1 \(process \d+\) is stopped and is killed")
+        self.assertRegex(self.told(), r"rank 1 \(process \d+\) is stopped; killing it")
         self.assertIn("lockstep launch: no rank is left; no checkpoint has been saved", self.told())
 
     def test_then_a_restart_starts_all_again(self):
         self.lose_all_but_a_stopped_one(options=("--max-restarts", 1))
         self.check_done()
-        self.assertIn("starting the ranks again (restart 1 of 1)", self.told())
+        self.assertIn("restarting all ranks (restart 1 of 1)", self.told())
 
     def test_sigterm_to_the_launcher_ends_a_stopped_rank_too(self):
         self.begin(2, iterations=4000)
@@ -56,7 +56,7 @@ class Stopped(Signals):
         ranks = self.ranks()
         self.kill(ranks[1])
         self.wait_for_round(1)
-        self.assertIn("going on with 2 ranks (before: 4, spare: 1)", self.told())
+        self.assertIn("continuing with 2 ranks (before: 4, spare: 1)", self.told())
         return ranks[0], ranks[2], ranks[3]
 
     def test_a_stopped_spare_does_not_take_part(self):
@@ -64,8 +64,8 @@ class Stopped(Signals):
         self.kill(spare, number=signal.SIGSTOP)
         self.kill(second)
         self.wait_for_round(2)
-        self.assertRegex(self.told(), r"a spare rank \(process \d+\) is stopped and is killed")
-        self.assertIn("going on with 1 rank (before: 2, spare: 0)", self.told())
+        self.assertRegex(self.told(), r"a spare rank \(process \d+\) is stopped; killing it")
+        self.assertIn("continuing with 1 rank (before: 2, spare: 0)", self.told())
         self.assertEqual(self.ranks(), [first])
         self.check_done()
         self.check_like_one_process(*LARGE)
@@ -96,7 +96,7 @@ class Ended(Signals):
                     time.sleep(delay)
                     self.process.send_signal(signal.SIGTERM)
                     self.check_done(status=3)
-                    self.assertNotIn("the run cannot go on", self.told())
+                    self.assertNotIn("the run cannot continue", self.told())
 
     def test_sigterm_to_the_launcher_at_the_start_is_a_stop(self):
         for delay in (0.05, 0.2, 0.4, 0.6):
@@ -128,7 +128,7 @@ class Surroundings(Elastic):
                 secret.unlink()
                 self.kill(self.ranks()[1])
                 self.check_done()
-                self.assertIn("restart 1 of 1" if restarts else "going on with 2 ranks",
+                self.assertIn("restart 1 of 1" if restarts else "continuing with 2 ranks",
                               self.told())
 
     def test_under_torchrun_launch_says_that_no_rank_stays(self):

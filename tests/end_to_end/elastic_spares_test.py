@@ -80,7 +80,7 @@ class TakingPart(Spares):
         same = self.last_iteration()
         left = self.lose(3, spares[0])
         self.assertEqual(sorted(left), sorted([ranks[2], spares[1]]))
-        self.assertIn("going on with 2 ranks (before: 3, spare: 0)", self.told())
+        self.assertIn("continuing with 2 ranks (before: 3, spare: 0)", self.told())
         self.check_done()
         self.check_like_one_process()
         self.assertEqual(numbers_of(self.output)[:same], self.undisturbed(3)[:same])
@@ -92,7 +92,7 @@ class TakingPart(Spares):
         ranks, spares = self.ranks(), self.spares()
         victims = [pid for pid in ranks if pid not in spares][1:4]
         left = self.lose(1, *victims)
-        self.assertIn("ranks that stay: 3, that start anew: 1 (restart 1 of 1)", self.told())
+        self.assertIn("ranks that stay: 3, ranks restarted: 1 (restart 1 of 1)", self.told())
         self.assertEqual([pid for pid in spares if pid in left], spares)
         self.wait_for(lambda: len(self.spares()) == 4)  # two of the first ones, and two new ones
         self.lose(2, spares[1])
@@ -137,7 +137,7 @@ class TakingPart(Spares):
         self.wait_for_iteration(9)
         self.kill(*ranks)
         self.wait_for_round(1)
-        self.assertIn("no rank that is left has a copy of the state; the run does not resume from "
+        self.assertIn("no surviving rank has a copy of the state; the run does not resume from "
                       "the ranks' memory", self.told())
         self.assertRegex(self.told(), r"loaded \S+/step_(8|12), iteration")
         self.check_done()
@@ -264,7 +264,7 @@ exec "{LOCKSTEP}" "$@"
         self.kill(ranks[1])
         self.wait_for_round(1)
         self.assertLess(time.monotonic() - began, 30)  # it would take 60 seconds
-        self.assertIn("ranks that stay: 1, that start anew: 1 (restart 1 of 1)", self.told())
+        self.assertIn("ranks that stay: 1, ranks restarted: 1 (restart 1 of 1)", self.told())
         self.check_done()
         self.check_bit_for_bit(2)
 
@@ -285,8 +285,8 @@ exec "{LOCKSTEP}" "$@"
         self.wait_for_round(0)
         ranks = [pid for pid in self.ranks() if pid not in self.spares()]
         self.kill(ranks[0])
-        self.wait_for(lambda: "going on with 1 rank" in self.told())
-        self.assertIn("does not start in time and is killed", self.told())
+        self.wait_for(lambda: "continuing with 1 rank" in self.told())
+        self.assertIn("does not start in time; killing it", self.told())
         self.check_done()
         self.check_like_one_process()
 
@@ -300,7 +300,7 @@ exec "{LOCKSTEP}" "$@"
         self.wait_for_iteration(8)
         self.kill(ranks[2])
         self.wait_for_round(1)
-        self.assertIn("going on with 2 ranks", self.told())
+        self.assertIn("continuing with 2 ranks", self.told())
         self.check_done()
         self.check_like_one_process()
 

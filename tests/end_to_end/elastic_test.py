@@ -148,10 +148,10 @@ class Elastic(EndToEnd):
                 self.assertGreater(flip_in_memory(ranks[1], weight[64:320]), 0)
             if number == 0:
                 self.wait_for_round(1)
-                self.assertIn("stay: 3, that start anew: 0 (restart 1 of 1)", self.told())
+                self.assertIn("stay: 3, ranks restarted: 0 (restart 1 of 1)", self.told())
                 self.assertEqual(self.ranks(), ranks)
         self.check_done(status=1)
-        self.assertIn("the run cannot go on: no rank is lost, and --max-restarts 1 is used up",
+        self.assertIn("the run cannot continue: no rank was lost; --max-restarts 1 is exhausted",
                       self.told())
 
 
@@ -170,7 +170,7 @@ class FewerRanks(Elastic):
             self.wait_for_round(number + 1)
             ranks = self.check_stay(ranks, victim)
             self.assertEqual(len(ranks), 3 - number)
-            self.assertIn(f"going on with {3 - number} rank{'s' * (number < 2)} "
+            self.assertIn(f"continuing with {3 - number} rank{'s' * (number < 2)} "
                           f"(before: {4 - number}, spare: 0)", self.told())
             loaded = self.told().rsplit("loaded ", 1)[1] if "loaded " in self.told() else ""
             if at >= 8:
@@ -196,16 +196,16 @@ class FewerRanks(Elastic):
         ranks = self.ranks()
         self.kill(ranks[1])
         self.wait_for_round(1)
-        self.assertIn("going on with 2 ranks (before: 4, spare: 1)", self.told())
+        self.assertIn("continuing with 2 ranks (before: 4, spare: 1)", self.told())
         self.check_stay(ranks, ranks[1])
         self.kill(ranks[2])
         self.wait_for_round(2)
-        self.assertIn("going on with 2 ranks (before: 2, spare: 0)", self.told())
+        self.assertIn("continuing with 2 ranks (before: 2, spare: 0)", self.told())
         self.assertEqual(self.ranks(), [ranks[0], ranks[3]])
         self.wait_for_iteration(self.last_iteration() + 5)
         self.kill(ranks[3])
         self.check_done(status=1)
-        self.assertIn("rank 0: the run cannot go on: found 1 rank left, allowed by "
+        self.assertIn("rank 0: the run cannot continue: found 1 rank left, allowed by "
                       "parallel.tensor_model_parallel_size = 2, train.micro_batch_size = 1, "
                       "train.global_batch_size = 12: 2, 4 ranks; the newest complete checkpoint is "
                       f"'{self.output}/checkpoint/step_", self.told())
@@ -232,7 +232,8 @@ class FewerRanks(Elastic):
         self.begin(3, **faults(f"open:EIO:1:{self.folder / 'text'}", rank=1))
         self.wait_for_iteration(1)
         self.assertRegex(self.told(), f"rank 1: .*{self.folder / 'text'}.*Input/output error")
-        self.assertRegex(self.told(), r"rank 1 \(process \d+\) exited with status 1; the others stay")
+        self.assertRegex(self.told(), r"rank 1 \(process \d+\) exited with status 1; the others "
+                                      r"keep running")
         self.assertEqual(len(self.ranks()), 2)
         self.check_done()
         self.check_like_one_process()
@@ -245,7 +246,7 @@ class FewerRanks(Elastic):
         began = time.monotonic()
         self.wait_for_round(1)
         self.assertLess(time.monotonic() - began, TIMEOUT + 8)
-        self.assertIn("is stopped and is killed", self.told())
+        self.assertIn("is stopped; killing it", self.told())
         self.assertEqual(self.check_stay(ranks, ranks[1]), [ranks[0], ranks[2]])
         self.check_done()
         self.check_like_one_process()
@@ -313,7 +314,7 @@ class Replacements(Elastic):
         time.sleep(self.random.uniform(0, 0.5))
         self.kill(new[0])  # while the ranks meet, read the checkpoint, or later
         self.check_done()
-        self.assertIn("going on with 2 ranks (before: 3, spare: 0)", self.told())
+        self.assertIn("continuing with 2 ranks (before: 3, spare: 0)", self.told())
         self.check_like_one_process()
 
 

@@ -42,7 +42,7 @@ class Rendezvous(Ranks):
         processes = self.start(4, "--set", "parallel.distributed_timeout_seconds=2",
                                leave_out={1, 3})
         self.assert_all_end(processes, 1,
-                            "ranks 1, 3 did not come within 2.0 s: 2 of 4 ranks are there\n")
+                            "ranks 1, 3 did not arrive within 2.0 s: 2 of 4 ranks have arrived\n")
         self.assertLess(time.monotonic() - started, 20)
 
     def test_without_rank_0_the_store_is_named(self):
@@ -73,7 +73,7 @@ class Rendezvous(Ranks):
             processes = self.start(2, "--set", "parallel.distributed_timeout_seconds=1", port=port)
             errors = [p.communicate(timeout=30)[1].decode() for p in processes]
         self.assertEqual([p.returncode for p in processes], [1, 1], errors)
-        self.assertIn(f"127.0.0.1:{port} cannot be listened at: Address already in use", errors[0])
+        self.assertIn(f"127.0.0.1:{port}: cannot listen: Address already in use", errors[0])
         self.assertIn(f"rank 1 cannot reach the store at 127.0.0.1:{port}", errors[1])
 
     def test_another_run_is_refused_and_the_run_goes_on(self):

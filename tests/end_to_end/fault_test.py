@@ -186,7 +186,7 @@ class Faults(Ranks):
         run.processes[victim].kill()
         return self.check_survivors(
             run, victim, 2 + SLACK,
-            rf"rank {victim}(, which serves the store at \S+,)? has gone: \S+ \(?.*over group")
+            rf"rank {victim}(, which serves the store at \S+,)? has exited: \S+ \(?.*over group")
 
     def test_a_dead_rank_is_named_at_once(self):
         cases = [(2, 0, "dp", "step", False), (2, 1, "dist-opt", "step", False),
@@ -208,7 +208,7 @@ class Faults(Ranks):
             run.wait_for_claims(not agent)
             time.sleep(0.2)
             run.processes[victim].kill()
-            message = rf"rank {victim}(, which serves the store at \S+,)? has gone"
+            message = rf"rank {victim}(, which serves the store at \S+,)? has exited"
             return self.check_survivors(run, victim, 2 + SLACK, message)
         seconds = at_once(self, ((0, False), (1, False), (0, True), (1, True)), kill, 4)
         print(f"killed before all had met: 4 runs, the others ended after {summary(seconds)}")
@@ -261,7 +261,7 @@ class Faults(Ranks):
             self.assertIsNotNone(found, f"rank {rank} goes on without its launcher")
             self.assertEqual(found[1], 1, found[2])
             self.assertRegex(found[2], rf"(?m)^lockstep: rank {rank}: the launcher's store at "
-                             rf"127.0.0.1:{port} has gone; stopped after iteration \d+$")
+                             rf"127.0.0.1:{port} has exited; stopped after iteration \d+$")
         last = metrics(run.output)[0][-1]["iteration"]
         inspected = command(LOCKSTEP, "checkpoint", "verify", run.output / "checkpoint")
         self.assertEqual(inspected.returncode, 0, inspected.stderr)
@@ -322,7 +322,7 @@ class Faults(Ranks):
         error = launcher.communicate(timeout=TIMEOUT + SLACK)[1].decode()  # the ranks hold the pipe
         for number in range(2):
             self.assertRegex(error, rf"lockstep: rank {number}: the launcher's store at \S+ has "
-                             r"gone; stopped after iteration \d+")
+                             r"exited; stopped after iteration \d+")
             self.assertIn(f"rank {number}: status 1", error)
         last = metrics(output)[0][-1]["iteration"]
         self.assertTrue((output / "checkpoint" / f"step_{last}").exists())

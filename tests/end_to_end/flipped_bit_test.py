@@ -71,7 +71,7 @@ class FlippedBit(Ranks):
         for process, text in zip(processes, told):
             self.assertEqual(process.returncode, 1, text)
             self.assertRegex(text, f"copies of '{NAME}' differ: rank 1 differs from ranks 0, 2|"
-                             f"changed that nothing wrote: rank 1: '{NAME}'")
+                             f"changed without a write: rank 1: '{NAME}'")
         for step in (output / "checkpoint").glob("step_*"):
             self.assertEqual(tensor_bytes(step, NAME), weight)
         verified = run(LOCKSTEP, "checkpoint", "verify", output / "checkpoint")

@@ -103,10 +103,10 @@ class Generate(EndToEnd):
         alone = launch(2, LOCKSTEP, "generate", self.checkpoint, "--max-tokens", "5", *options)
         self.assertEqual((alone.returncode, alone.stdout), (2, b""))
         self.assertIn(b"--tensor, --pipeline, --expert: found a product of 1, allowed: 2, the "
-                      b"ranks that were started", alone.stderr)
+                      b"number of ranks started", alone.stderr)
         result = run(LOCKSTEP, "generate", self.checkpoint, *options, "--pipeline", "2")
         self.assert_failed(result, 2, "--tensor, --pipeline, --expert: found a product of 2, "
-                           "allowed: 1, the ranks that were started")
+                           "allowed: 1, the number of ranks started")
 
     def test_what_makes_no_sense_is_refused(self):
         for options, part in ((("--stop", ""), "--stop: is empty"),

@@ -127,7 +127,7 @@ class HuggingFace(EndToEnd):
             self.assertEqual([file.read_bytes() for file in found],
                              [file.read_bytes() for file in weights])
         self.assert_failed(run(LOCKSTEP, "checkpoint", "import", "--hf", hf / "config.json",
-                               self.folder / "none"), 1, "config.json': found another file")
+                               self.folder / "none"), 1, "config.json': found a different file")
 
     def compare_with_transformers(self):
         result = subprocess.run([PYTHON, "-c", TRANSFORMERS, self.folder, str(LENGTH), *OURS],

@@ -98,7 +98,7 @@ class Slots(SmallElastic):
         self.await_told("ranks that stay: 1, spares that take part: 1")
         self.await_note("round", ranks[1], ranks[2])
         self.kill(ranks[1])
-        self.await_told("ranks that stay: 1, that start anew: 1 (restart 1 of 1)")
+        self.await_told("ranks that stay: 1, ranks restarted: 1 (restart 1 of 1)")
         self.check_slots(3)  # a rank and a spare, beside the former spare
         self.check_stopped()
 
@@ -162,7 +162,7 @@ timeout = (1 << 32) + 500 - 15000
 def leave(): time.sleep(2)
 """)
         self.kill(ranks[0])
-        self.await_told("going on with 1 rank")
+        self.await_told("continuing with 1 rank")
         self.assertNotIn("is killed", self.told())
         self.assertEqual(self.ranks(), ranks[1:])
         self.check_stopped()
@@ -177,7 +177,7 @@ def leave(): time.sleep(3 if rank == 1 else 0)  # 2 seconds are for those that s
         self.kill(ranks[1], number=signal.SIGSTOP)
         time.sleep(0.5)
         self.kill(ranks[1], number=signal.SIGCONT)
-        self.await_told("going on with 2 ranks")
+        self.await_told("continuing with 2 ranks")
         self.assertNotIn("is killed", self.told())
         self.check_stopped()
 
@@ -189,7 +189,7 @@ def leave(): time.sleep(3 if rank == 1 else 0)  # 2 seconds are for those that s
             self.kill(ranks[1], number=number)
             time.sleep(0.1)
         self.assertEqual(self.process.wait(timeout=60), 1)
-        self.assertIn("is stopped and is killed", self.told())
+        self.assertIn("is stopped; killing it", self.told())
 
 
 class Unstarted(SmallElastic):
@@ -206,11 +206,11 @@ class Unstarted(SmallElastic):
         self.await_note("round", *ranks[1:])
         self.forbid_descriptors()
         self.kill(ranks[1])
-        self.await_told("going on with 1 rank")
+        self.await_told("continuing with 1 rank")
         told = self.told()
         for what in ("rank 1 cannot be started: ", "a spare rank cannot be started: "):
             self.assertIn(f"{what}a rank of an elastic run needs a socket pair: Too many open "
-                          "files; the others stay", told)
+                          "files; the others keep running", told)
         self.assertIn("(restart 3 of 3)", told)
         self.assertEqual(self.ranks(), ranks[2:])
         self.check_stopped()

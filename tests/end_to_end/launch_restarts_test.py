@@ -30,7 +30,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] < "2": time.sleep(60)
             told = result.stderr.decode()
             self.assertEqual(told.count("exited with status 5; ending the other ranks"),
                              min(starts, 2))
-            self.assertEqual(told.count("lockstep launch: starting the ranks again (restart "),
+            self.assertEqual(told.count("lockstep launch: restarting all ranks (restart "),
                              starts - 1)
             lines = (self.folder / "1.starts").read_text().splitlines()
             self.assertEqual([line.split(" ", 1)[0] for line in lines],
@@ -99,7 +99,7 @@ class RestartedTraining(EndToEnd):
             at = self.kill_a_rank(process, output, rank, at + 15)
         error = process.communicate(timeout=240)[1].decode()
         self.assertEqual(process.returncode, 0, error)
-        self.assertEqual(error.count("starting the ranks again"), 3)
+        self.assertEqual(error.count("restarting all ranks"), 3)
         self.assertEqual(error.count(f"loaded {output}/checkpoint/step_"), 3, error)
         self.assertEqual(self.losses("killed"), self.losses("whole"))
         self.assertEqual(run(LOCKSTEP, "checkpoint", "verify", output / "checkpoint").returncode, 0)

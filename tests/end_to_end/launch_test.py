@@ -318,7 +318,7 @@ class Torchrun(EndToEnd):
                                  (0, ["rank 0", "rank 1"]), result.stderr)
                 refused = self.launch("--starter", "torchrun", *show)
                 self.assertEqual(refused.returncode, 2)
-                self.assertIn("--starter torchrun: none that works was found: install it",
+                self.assertIn("--starter torchrun: no working torchrun was found: install it",
                               refused.stderr)
         refused = self.launch("--nodes", 2, "--node-rank", 0, "--rendezvous", "h:1", *show)
         self.assertEqual(refused.returncode, 2)

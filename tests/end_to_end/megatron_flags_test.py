@@ -159,7 +159,7 @@ class MegatronFlags(EndToEnd):
         self.assertEqual([line.split(":")[0] for line in notes.splitlines()],
                          ["--attention-backend", "--tensorboard-dir", "--global-batch-size",
                           "--vocab-file"])
-        self.assertIn("Megatron-LM refuses it beside --step-batch-size-schedule", notes)
+        self.assertIn("Megatron-LM refuses it together with --step-batch-size-schedule", notes)
 
     def test_the_published_llama(self):
         text, notes = self.convert(LLAMA)
@@ -320,7 +320,7 @@ class MegatronFlags(EndToEnd):
                 ("--data-path", "--data-path: found no value, allowed: one or more"),
                 ("--num-experts 4 --moe-layer-freq [0", "--moe-layer-freq: found '[0', allowed"),
                 ("--num-experts 4 --moe-layer-freq [1]*9999999", "--moe-layer-freq: found"),
-                ("--step-batch-size-schedule 0:2,1Q:4", "found '1Q', allowed behind a number")):
+                ("--step-batch-size-schedule 0:2,1Q:4", "found '1Q', allowed after a number")):
             with self.subTest(flags):
                 self.assertIn(part, self.convert(flags, status=2)[1])
         text, error = self.convert("--context-parallel-size 2", status=2, base=BASE)

@@ -71,7 +71,8 @@ class PlanBest(EndToEnd):
         self.assertEqual(result.returncode, 0, result.stderr.decode())
         text = result.stdout.decode()
         self.assertIn(" legal, ", text)
-        self.assertRegex(text, r" 1\. [0-9.]+ ms a step, [0-9.]+ GiB; beside compute most: ")
+        self.assertRegex(text, r" 1\. [0-9.]+ ms a step, [0-9.]+ GiB; largest cost besides "
+                               r"compute: ")
         self.assertIn("simulating", result.stderr.decode())
 
     def test_what_is_refused(self):

@@ -69,7 +69,8 @@ class PlanTime(EndToEnd):
         for arguments, status, told in (
                 (("--world-size", 2), 2, "--machine is required"),
                 (("--world-size", 2, "--machine", self.folder / "none"), 2,
-                 "is no file, nor the name of one that comes with lockstep: dgx_a100, dgx_h100, "
+                 "is neither a file nor one of the machines that come with "
+                 "lockstep: dgx_a100, dgx_h100, "
                  "h100_measured"),
                 (("--world-size", 2, "--machine",
                   self.machine(link=("gb_per_s: 25 ", "gb_per_s: 0 "))), 2,

@@ -79,7 +79,7 @@ class ReadFaultsOfRuns(Ranks):
                 self.assertEqual(process.returncode, 1, (rule, path, error))
                 self.assertIn(f"'{path}' cannot be read", error)
                 self.assertIn("rank 1", error)
-                self.assertNotIn("part at operation", error)
+                self.assertNotIn("diverge at operation", error)
             self.assertRegex(error_of[0], rf"(?m)^lockstep: rank 0: rank 1: .*'{path}' cannot be read")
             self.assertEqual(error_of[0].count(str(path)), 1)
         print(f"one of two ranks: EIO: {len(tries)} of {len(tries)}")
@@ -155,7 +155,7 @@ class ReadFaultsOfRuns(Ranks):
         error = process.communicate(timeout=60)[1].decode()
         self.assertEqual(process.returncode, 1, error)
         self.assertIn(f"'{prefix}.bin' cannot be read at byte ", error)
-        self.assertIn("it has become shorter", error)
+        self.assertIn("it was truncated", error)
 
     def test_a_cache_on_a_file_system_for_reading(self):
         prefix = self.dataset()

@@ -325,7 +325,7 @@ class SaveFaults(EndToEnd):
         (self.folder / "link").symlink_to(target)
         self.export(self.folder / "link", "new", "newer")
         self.assertEqual(self.content(target), {"model.safetensors": "new", "config.json": "newer"})
-        self.assertIn(b"cannot be made: found no folder",
+        self.assertIn(b"cannot be created: found no folder",
                       self.export(self.folder / "text", "new", "newer", expect=1).stderr)
 
     def test_no_link_is_followed(self):

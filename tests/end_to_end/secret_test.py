@@ -121,7 +121,7 @@ class Secret(Ranks):
 
     def test_a_rank_with_another_secret_or_none_is_told_so_within_the_timeout(self):
         timeout = ("--set", "parallel.distributed_timeout_seconds=5")
-        for mine, other, told in ((SECRET, SECRET + "!", "has another than this rank"),
+        for mine, other, told in ((SECRET, SECRET + "!", "has a different one than this rank"),
                                   (SECRET, None, "has one, and this rank has none"),
                                   (None, SECRET, "has none, and this rank has one")):
             with self.subTest(told):
@@ -131,7 +131,8 @@ class Secret(Ranks):
                 errors = self.finish(ranks, 1)
                 self.assertRegex(errors[1], rf"lockstep: rank 1 cannot use the store at 127\.0\.0\.1:"
                                  rf"{port}: secret: rank 0, which serves it, {told}; allowed: ")
-                self.assertIn("rank 1 did not come within 5.0 s: 1 of 2 ranks are there", errors[0])
+                self.assertIn("rank 1 did not arrive "
+                              "within 5.0 s: 1 of 2 ranks have arrived", errors[0])
                 self.assertEqual("; 1 connection without the secret was refused" in errors[0],
                                  mine is not None, errors[0])
 
@@ -141,8 +142,9 @@ class Secret(Ranks):
                 ({"LOCKSTEP_SECRET": ""}, "LOCKSTEP_SECRET: found 0 bytes"),
                 ({"LOCKSTEP_SECRET": SECRET, "LOCKSTEP_SECRET_FILE": self.secret_file()},
                  "LOCKSTEP_SECRET and LOCKSTEP_SECRET_FILE: both are set; allowed: one of them"),
-                ({"LOCKSTEP_SECRET_FILE": self.secret_file(mode=0o604)}, "' has mode 604, which lets "
-                 "others use it; allowed: a file with 16 to 65536 bytes that its owner alone can use"),
+                ({"LOCKSTEP_SECRET_FILE": self.secret_file(mode=0o604)}, "' has mode 604, which "
+                 "gives other users "
+                 "access; allowed: a file with 16 to 65536 bytes that its owner alone can use"),
                 ({"LOCKSTEP_SECRET_FILE": self.folder / "none"}, "none' cannot be read: No such")):
             with self.subTest(told):
                 for error in self.finish(self.start(2, **environment), 2):

@@ -63,7 +63,7 @@ class Spikes(EndToEnd):
             error = result.stderr.decode()
             self.assertEqual(result.returncode, 0, error)
             back = first // 3 * 3
-            told = re.findall(r"a spike: back to .*/step_(\d+), iteration (\d+), without the samples",
+            told = re.findall(r"spike: rewound to .*/step_(\d+), iteration (\d+); the samples",
                               error)
             self.assertEqual(told, [(str(back), str(back))], error)
             lines = self.lines(output)
@@ -83,8 +83,8 @@ class Spikes(EndToEnd):
         result = self.train("wild", "back", *resumed, "train.on_spike=rewind",
                             "checkpoint.save_interval=1000", f"train.train_iters={40 + first + 2}")
         error = result.stderr.decode()
-        self.assertIn(result.returncode, (0, 4), error)  # 4: there is a spike again
-        self.assertIn(f"a spike: back to {self.folder / 'base/checkpoint/step_40'}, ", error)
+        self.assertIn(result.returncode, (0, 4), error)  # 4: there is another spike
+        self.assertIn(f"spike: rewound to {self.folder / 'base/checkpoint/step_40'}, ", error)
         self.assertEqual(list((self.folder / "back").glob("metrics.previous*")), [])
         lines = self.lines("back")
         self.assertEqual([line["iteration"] for line in lines],

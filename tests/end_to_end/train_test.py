@@ -199,7 +199,7 @@ class Train(EndToEnd):
             aside = output / f"metrics.previous.{number}.jsonl"
             self.assertFalse(aside.exists())
             told = self.go_on(output, len(first) + 2)
-            self.assertIn(f"'{output}/metrics.jsonl' was of another run, which is in '{aside}'",
+            self.assertIn(f"'{output}/metrics.jsonl' was from another run and is now '{aside}'",
                           told)
             self.assertTrue(aside.read_bytes().startswith(lines))
             found = self.losses(output)
@@ -218,8 +218,8 @@ class Train(EndToEnd):
         foreign = '{"iteration":6,"lm_loss":2.5}\n'
         (output / "metrics.jsonl").write_text(foreign)
         aside = output / "metrics.previous.jsonl"
-        self.assertIn(f"'{output}/metrics.jsonl' was of another run, which is in '{aside}'; the "
-                      "lines until iteration 6 are not there", self.go_on(output, 8))
+        self.assertIn(f"'{output}/metrics.jsonl' was from another run and is now '{aside}'; the "
+                      "lines up to iteration 6 are missing", self.go_on(output, 8))
         self.assertEqual(aside.read_text(), foreign)
         self.assertEqual([i for i, _ in self.losses(output)], [7, 8])
 
@@ -274,7 +274,7 @@ class Train(EndToEnd):
                     process.send_signal(sent)
             error = process.communicate()[1].decode()
             self.assertEqual(process.returncode, 3, error)
-            self.assertIn("stopped by a signal after the end of the training\n", error)
+            self.assertIn("stopped by a signal after training had ended\n", error)
             self.assertTrue((output / "checkpoint" / "step_1").is_dir())
 
     def test_a_stopped_run_that_saves_nowhere_says_so(self):

@@ -164,7 +164,7 @@ def kill_and_restart(case):
         case.faults += 1
     statuses = life.wait(240)
     case.require(SILENT, statuses == [0], lambda: f"status {statuses}: {shorten(life.text())}")
-    restarts = life.text().count("starting the ranks again")
+    restarts = life.text().count("restarting all ranks")
     case.require(SILENT, restarts >= case.faults - 1, f"{restarts} restarts")
     training.newest = 0
     life.check_nothing_runs()

@@ -93,8 +93,8 @@ def go_on_with_fewer(case, kind=Shrinking):
     told = life.text()
     if statuses == [0]:
         return training.check_end()
-    nobody_left = "the others stay" not in told.splitlines()[-1] and \
-        "the run cannot go on: found" not in told
+    nobody_left = "the others keep running" not in told.splitlines()[-1] and \
+        "the run cannot continue: found" not in told
     case.require(SILENT, statuses == [1] and (nobody_left or "left, allowed by" in told),
                  lambda: f"status {statuses}: {shorten(told)}")
     training.check_numbers()

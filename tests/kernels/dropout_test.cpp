@@ -133,7 +133,7 @@ TEST(DropoutKernel, NamesWhatItDoesNotTake) {
   EXPECT_TRUE(throws_with<UsageError>([&] { dropout(x.to(at::kLong), {}, 0.5, {}); },
                                       "dropout: found tensors of Long, allowed: Float"));
   EXPECT_TRUE(throws_with<UsageError>([&] { dropout(x, {}, 1, {}); },
-                                      "dropout: found a share of 1, allowed: >= 0 and < 1"));
+                                      "dropout: found a probability of 1, allowed: >= 0 and < 1"));
   EXPECT_TRUE(throws_with<UsageError>(
       [&] {
         dropout(x, at::ones({2, 3}), 0.5, {});

@@ -332,7 +332,7 @@ TEST(Dropout, RefusesSharesThatLeaveNothing) {
   const LayerContext context{.config = {}, .options = at::kDouble, .name = "layer."};
   for (const double share : {1.0, -0.5, std::nan("")})
     EXPECT_TRUE(throws_with<UsageError>([&] { Dropout(context, share); },
-                                        "layer.: dropout: found a share of"));
+                                        "layer.: dropout: found a probability of"));
 }
 
 TEST(VocabParallelEmbedding, ItsLossIsTheCrossEntropyAndTakesLabelsInTheOrderOfTheLogits) {

@@ -106,7 +106,7 @@ def failure_in(program, name, chosen, folder, libraries):
 
 def conviction_in(line):
     """Returns the audit's complaint about a parameter or the job in `line`, or None."""
-    told = re.search(r"(?:rank \d+, `[^`]+`|rank \d+|job): [a-z ]+: worked out .*", line) or \
+    told = re.search(r"(?:rank \d+, `[^`]+`|rank \d+|job): [a-z ]+: expected .*", line) or \
         re.search(r"rank \d+ threw: .*", line) or \
         re.search(r"C\+\+ exception with description .*", line)
     if told is None:

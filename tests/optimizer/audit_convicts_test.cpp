@@ -76,15 +76,15 @@ TEST(AuditConvicts, NobodyWhoIsRight) {
 }
 
 TEST(AuditConvicts, DescriptionsThatAreNotThoseOfTheModel) {
-  const std::string norm = "rank 0, `0.norm`: terms: worked out 1 x ranks [0, 1, 2, 3], measured ";
+  const std::string norm = "rank 0, `0.norm`: terms: expected 1 x ranks [0, 1, 2, 3], measured ";
   EXPECT_SAYS(conviction("norm"), norm + "1 x ranks [0, 2]");
-  EXPECT_SAYS(conviction("norm"), "rank 0, `0.norm`: description: worked out ");
+  EXPECT_SAYS(conviction("norm"), "rank 0, `0.norm`: description: expected ");
   EXPECT_SAYS(conviction("mean"), norm + "1/2 x ranks [0, 1, 2, 3]");
   EXPECT_SAYS(conviction("pp"), norm + "1 x ranks [0, 1, 2, 3, 4, 5, 6, 7]");
   EXPECT_SAYS(conviction("tie"),
-              "rank 5, `1.table`: terms: worked out 1 x ranks [1, 3, 5, 7], measured 1 x ranks "
+              "rank 5, `1.table`: terms: expected 1 x ranks [1, 3, 5, 7], measured 1 x ranks "
               "[5, 7]");
-  EXPECT_SAYS(conviction("tie"), "rank 4, `1.table`: counted in the norm: worked out no, measured");
+  EXPECT_SAYS(conviction("tie"), "rank 4, `1.table`: counted in the norm: expected no, measured");
 }
 
 TEST(AuditConvicts, WrongFactors) {
@@ -92,9 +92,9 @@ TEST(AuditConvicts, WrongFactors) {
     finalize_model_grads(models, tokens);
     models.front()->scale_gradients(2);
   };
-  EXPECT_SAYS(conviction("", twice), "`0.cut`: terms: worked out 1 x ranks [0, 2], measured 2 x");
+  EXPECT_SAYS(conviction("", twice), "`0.cut`: terms: expected 1 x ranks [0, 2], measured 2 x");
   EXPECT_SAYS(conviction("", twice, /*averages=*/true),
-              "`0.cut`: terms: worked out 1/2 x ranks [0, 2], measured 1 x ranks [0, 2]");
+              "`0.cut`: terms: expected 1/2 x ranks [0, 2], measured 1 x ranks [0, 2]");
   const Bug tenth = [](const auto& models, const auto& tokens) {
     finalize_model_grads(models, tokens);
     models.front()->scale_gradients(0.01);
@@ -115,7 +115,7 @@ TEST(AuditConvicts, WrongGroupsAndPassesTooMany) {
       add_over(*models.front(), kind, 1);
     };
   };
-  const std::string norm = "`0.norm`: terms: worked out 1 x ranks [0, 1, 2, 3], measured ";
+  const std::string norm = "`0.norm`: terms: expected 1 x ranks [0, 1, 2, 3], measured ";
   EXPECT_SAYS(conviction("", again_over(GroupKind::tp)), norm + "2 x ranks [0, 1, 2, 3]");
   EXPECT_SAYS(conviction("", again_over(GroupKind::dp)), norm + "2 x ranks [0, 1, 2, 3]");
   EXPECT_SAYS(conviction("", again_over(GroupKind::pp)),
@@ -130,11 +130,11 @@ TEST(AuditConvicts, TokensOfOtherRanks) {
     finalize_model_grads(models, all);
   };
   EXPECT_SAYS(conviction("", summed_over_tp),
-              "rank 0, `0.cut`: tokens: worked out [4, 6], measured [4, 5, 6, 7]");
+              "rank 0, `0.cut`: tokens: expected [4, 6], measured [4, 5, 6, 7]");
   const Bug never_divided = [](const auto& models, const auto&) {
     finalize_model_grads(models, at::zeros({}));
   };
-  EXPECT_SAYS(conviction("", never_divided), "`0.cut`: tokens: worked out [4, 6], measured []");
+  EXPECT_SAYS(conviction("", never_divided), "`0.cut`: tokens: expected [4, 6], measured []");
 }
 
 TEST(AuditConvicts, GradientsThatDifferWithinAParameter) {
@@ -142,10 +142,9 @@ TEST(AuditConvicts, GradientsThatDifferWithinAParameter) {
     finalize_model_grads(models, tokens);
     models.front()->buffers().front()->grad_view(0)[0].zero_();
   };
-  EXPECT_SAYS(
-      conviction("", half),
-      "rank 0, `0.cut`: terms: worked out 1 x ranks [0, 2], measured different terms in its "
-      "elements: markers from 0 to ");
+  EXPECT_SAYS(conviction("", half),
+              "rank 0, `0.cut`: terms: expected 1 x ranks [0, 2], measured different terms in its "
+              "elements: markers from 0 to ");
 }
 
 // The means of 2 micro-batches are divided by 2 twice.
@@ -166,7 +165,7 @@ TEST(AuditConvicts, ALossThatIsDividedTwice) {
     EXPECT_EQ(found(), "");
     model.loss = [](const at::Tensor& losses) { return losses.mean() / 4; };
     EXPECT_SAYS((std::vector<std::string>{found()}),
-                "rank 0, `p`: terms: worked out 1/2 x ranks [0, 1], measured 1/4 x ranks [0, 1]");
+                "rank 0, `p`: terms: expected 1/2 x ranks [0, 1], measured 1/4 x ranks [0, 1]");
     model.num_microbatches = 0;
     EXPECT_TRUE(throws_with<UsageError>([&] { (void)audit(model); },
                                         "num_microbatches: found 0 beside a loss"));

@@ -188,7 +188,7 @@ TEST(AuditedLoop, NamesMistakesOfAnOwnLoop) {
               DescribedParams net;
               net.add("p", {3});
               EXPECT_EQ(found_by(own_loop(state, net, 0.25, GroupKind::dp_cp)), "");
-              const std::string all = "rank 1, `p`: terms: worked out 1/4 x ranks [0, 1, 2, 3], ";
+              const std::string all = "rank 1, `p`: terms: expected 1/4 x ranks [0, 1, 2, 3], ";
               const auto says = [](const std::string& found, const std::string& text) {
                 EXPECT_NE(found.find(text), std::string::npos) << found;
               };
@@ -198,13 +198,13 @@ TEST(AuditedLoop, NamesMistakesOfAnOwnLoop) {
                    all + "measured 1/4 x ranks [1, 3]");
               net.add("left_out", {2});
               says(found_by(own_loop(state, net, 0.25, GroupKind::dp_cp)),
-                   "rank 2, `left_out`: terms: worked out 1/4 x ranks [0, 1, 2, 3], measured 1 x "
+                   "rank 2, `left_out`: terms: expected 1/4 x ranks [0, 1, 2, 3], measured 1 x "
                    "ranks [2]");
               AuditedLoop once = own_loop(state, net, 0.25, GroupKind::dp_cp);
               once.norm = [&] {
                 return at::full({}, std::sqrt(3.0), at::kDouble);  // misses two elements
               };
-              says(found_by(once), "rank 0: elements in the norm: worked out 5, measured 3");
+              says(found_by(once), "rank 0: elements in the norm: expected 5, measured 3");
             },
             {.sizes = {.context = 2}});
 }
@@ -237,7 +237,7 @@ TEST(AuditedLoop, NamesAGradientThatIsNotThere) {
   net.add("p", {2});
   AuditedLoop loop = loop_of(state, net);
   loop.step = [](const AuditedLoop::Loss&, const auto&) {};
-  EXPECT_NE(found_by(loop).find("rank 0, `p`: terms: worked out 1 x ranks [0], measured no "
+  EXPECT_NE(found_by(loop).find("rank 0, `p`: terms: expected 1 x ranks [0], measured no "
                                 "gradient after the step"),
             std::string::npos)
       << found_by(loop);

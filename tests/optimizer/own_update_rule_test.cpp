@@ -291,7 +291,7 @@ TEST(OwnUpdateRule, WhatItCannotDoIsRefusedByName) {
   };
   EXPECT_TRUE(throws_with<ConfigError>(
       optimizer(std::make_shared<UnitMatrices>()),
-      "update rule: found unit_matrices, but no parameter is a matrix that lies whole"));
+      "update rule: found unit_matrices, but no parameter is a whole matrix"));
   EXPECT_TRUE(throws_with<ConfigError>(optimizer(lion(0.9, StateDtype::bf16)),
                                        "update rule lion, state exp_avg: found bf16, allowed with "
                                        "fp64 parameters: fp32"));

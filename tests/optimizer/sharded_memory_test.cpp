@@ -150,7 +150,7 @@ TEST(ShardedMemory, ACallThatNeedsWholeGradientsIsRefused) {
                                                ShardedRun{.strategy = strategy}.ddp(), false,
                                                MatrixLayout::whole);
           },
-          "as Muon needs them"));
+          "which Muon needs"));
     }
   });
 }

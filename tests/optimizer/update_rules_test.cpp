@@ -225,7 +225,7 @@ TEST(Muon, WithoutMatricesIsRefusedInsteadOfBecomingAdam) {
   DistributedDataParallel ddp(net, ParallelState::single_process());
   EXPECT_TRUE(throws_with<ConfigError>([&] { Optimizer({&ddp}, config_of(OptimizerKind::muon)); },
                                        "optimizer.optimizer: found muon, but no parameter is a "
-                                       "matrix that lies whole"));
+                                       "whole matrix"));
 }
 
 TEST(OptimizerConfig, NumbersOutOfTheirBoundsAreNamed) {

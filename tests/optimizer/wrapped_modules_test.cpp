@@ -156,12 +156,12 @@ TEST(WrappedModules, OfAGradientSynchronizerAreClippedAfterWait) {
 TEST(WrappedModules, ASecondFrontIsRefusedByName) {
   const char* const taken =
       "parameter 'weight0' has a post-accumulate-gradient hook already, of a "
-      "DistributedDataParallel; allowed: none, and so one front for a parameter";
+      "DistributedDataParallel; allowed: none, because a parameter belongs to one gradient API";
   using Front = std::function<void(const SmallNet&, const ParallelState&)>;
   const std::pair<Front, const char*> fronts[] = {
       {[](auto& net, auto& state) { all_reduce_grads(net, state); },
        "all_reduce_grads: the gradient of 'weight0' is reduced by a DistributedDataParallel, "
-       "allowed: parameters of no front"},
+       "allowed: parameters of no other gradient API"},
       {[](auto& net, auto& state) { GradientSynchronizer(net, state, 1, 1).bind(); }, taken},
       {[](auto& net, auto& state) { DistributedDataParallel(net, state); }, taken},
       {[](auto& net, auto& state) { Reducer(net, state); }, taken}};

@@ -219,9 +219,8 @@ TEST_F(AClosedStore, AnAddressThatIsTakenIsNamedAndNothingStaysOpen) {
   const auto before = open();
   const int second = bound_socket("127.0.0.1", port, false);  // both are bound, neither listens
   ::listen(first, 1);
-  EXPECT_TRUE(
-      testing::throws_with<CommunicationError>([&] { ClosedStore(second, kRanksSecret); },
-                                               "it cannot be listened at: Address already in use"));
+  EXPECT_TRUE(testing::throws_with<CommunicationError>([&] { ClosedStore(second, kRanksSecret); },
+                                                       "cannot listen: Address already in use"));
   EXPECT_EQ(open(), before);
   ::close(first);
 }
@@ -285,14 +284,14 @@ TEST_F(AClosedStore, ARankKnowsWhatIsWrongWithTheSecret) {
       "; allowed: the same on all ranks, in LOCKSTEP_SECRET or LOCKSTEP_SECRET_FILE";
   EXPECT_EQ(refusal(*kRanksSecret, false), "");
   EXPECT_EQ(refusal(Secret("what all ranks knew"), false),
-            "secret: rank 0, which serves it, has another than this rank" + allowed);
+            "secret: rank 0, which serves it, has a different one than this rank" + allowed);
   // Something listens but does not greet.
   store_.reset();
   const int mute = bound_socket("127.0.0.1", port_, false);
   ::listen(mute, 16);
   EXPECT_EQ(refusal(*kRanksSecret, true),
             "secret: rank 0, which serves it, has none, and this rank has one" + allowed);
-  EXPECT_EQ(refusal(*kRanksSecret, false), "whoever listens there does not answer as it should");
+  EXPECT_EQ(refusal(*kRanksSecret, false), "the process listening there gave an unexpected answer");
   ::close(mute);
   EXPECT_EQ(refusal(*kRanksSecret, false), "Connection refused");
   // Something sends another greeting, and gets no answer that it could use.
@@ -306,7 +305,7 @@ TEST_F(AClosedStore, ARankKnowsWhatIsWrongWithTheSecret) {
     EXPECT_LE(::recv(guest, &byte, 1, MSG_WAITALL), 0);
     ::close(guest);
   });
-  EXPECT_EQ(refusal(*kRanksSecret, false), "whoever listens there does not answer as it should");
+  EXPECT_EQ(refusal(*kRanksSecret, false), "the process listening there gave an unexpected answer");
   talker.join();
   ::close(talking);
   EXPECT_NO_THROW(check_no_greeting("\x01\x02\x03\x04"));

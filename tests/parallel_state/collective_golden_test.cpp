@@ -244,7 +244,7 @@ TEST(CollectiveGolden, ListsThatDoNotFit) {
       const at::Tensor one = at::ones({1}), wide = at::ones({n});
       const Tensors mixed = {one, at::ones({1}, at::kDouble)}, none;
       const std::string several = "found tensors of several dtypes or devices, allowed: one";
-      const std::string number_of = "found 1 outputs and 2 inputs, allowed: as many";
+      const std::string number_of = "found 1 outputs and 2 inputs, allowed: equal numbers";
       const ReduceOp sum = ReduceOp::sum;
       expect_refused([&] { return all_reduce(world, mixed, sum, "x"); }, several);
       expect_refused([&] { return broadcast(world, mixed, 0, "x"); }, several);

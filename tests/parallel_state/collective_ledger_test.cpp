@@ -157,7 +157,7 @@ TEST(FirstDifference, SaysWhoDidWhatInstead) {
   add(a, "bucket 1", 8, 3);
   add(b, "bucket 2", 6, 3);
   EXPECT_EQ(first_difference({account(0, a), account(5, b)}),
-            "the ranks part at operation 2 of the group: rank 0: all_reduce (sum) of bucket 1, "
+            "the ranks diverge at operation 2 of the group: rank 0: all_reduce (sum) of bucket 1, "
             "8 x Float (step 3); rank 5: all_reduce (sum) of bucket 2, 6 x Float (step 3)");
 }
 
@@ -170,8 +170,8 @@ TEST(FirstDifference, SaysWhoDidNotCome) {
   const RankAccount silent{.rank = 2, .answered = false, .entries = {}, .elsewhere = ""};
   EXPECT_EQ(
       first_difference({account(0, a), late}),
-      "the ranks part at operation 2 of the group: rank 0: all_reduce (sum) of bucket 1, "
-      "8 x Float (step 3); rank 1: has not come to it; its last was operation 1: all_reduce "
+      "the ranks diverge at operation 2 of the group: rank 0: all_reduce (sum) of bucket 1, "
+      "8 x Float (step 3); rank 1: has not reached it; its last was operation 1: all_reduce "
       "(sum) of bucket 0, 4 x Float (step 1); it waits for broadcast (from 0) of weights over "
       "group tp [1, 3]");
   EXPECT_TRUE(first_difference({account(0, a), silent})->ends_with("rank 2: no answer"));
@@ -183,7 +183,7 @@ TEST(FirstDifference, LooksOnlyAtWhatAllStillKnow) {
   for (int i = 0; i < 60; ++i) add(b, i == 50 ? "other" : "bucket");
   const auto difference = first_difference({account(0, a), account(1, b)});
   ASSERT_TRUE(difference.has_value());
-  EXPECT_TRUE(difference->starts_with("the ranks part at operation 51 "));
+  EXPECT_TRUE(difference->starts_with("the ranks diverge at operation 51 "));
 }
 
 }  // namespace

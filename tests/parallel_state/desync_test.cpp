@@ -55,7 +55,7 @@ TEST(Desync, ASkippedCollectiveOfTheSameSizeIsNoWrongSum) {
                                       },
                                       {.timeout = milliseconds(1500)});
   expect_all_contain(errors,
-                     "the ranks part at operation 2 of the group: rank 0: all_reduce (sum) of "
+                     "the ranks diverge at operation 2 of the group: rank 0: all_reduce (sum) of "
                      "bucket 1, 10 x Float (step 7); rank 1: all_reduce (sum) of bucket 2, 10 x "
                      "Float (step 7); rank 2: all_reduce (sum) of bucket 1");
   expect_all_contain(errors, "over group dp [0, 1, 2] failed on rank ");
@@ -73,7 +73,7 @@ TEST(Desync, WhatABackendLetsPassIsFoundByTheComparison) {
   });
   expect_all_contain(errors, "comparison of what the ranks have done over group dp [0, 1, 2]");
   expect_all_contain(errors,
-                     "the ranks part at operation 2 of the group: rank 0: all_reduce (sum) of "
+                     "the ranks diverge at operation 2 of the group: rank 0: all_reduce (sum) of "
                      "bucket 1, 10 x Float (step 7); rank 1: all_reduce (sum) of bucket 1, 10 x "
                      "Float (step 7); rank 2: all_reduce (sum) of bucket 2");
 }
@@ -111,7 +111,7 @@ TEST(Desync, ARankThatWaitsElsewhereIsFoundThere) {
                                       },
                                       {.sizes = {.tensor = 2}, .timeout = milliseconds(1500)});
   EXPECT_NE(
-      errors[0].find("rank 1: has not come to it; it waits for all_reduce (max) of my own way "
+      errors[0].find("rank 1: has not reached it; it waits for all_reduce (max) of my own way "
                      "over group dp [1, 3]"),
       std::string::npos)
       << errors[0];
@@ -175,7 +175,7 @@ TEST(Desync, ARankThatHasEndedIsNamed) {
                                         if (state.rank() == 0) reduce(state, "bucket 1");
                                       },
                                       {.timeout = milliseconds(2000)});
-  EXPECT_NE(errors[0].find("rank 1: has not come to it; its last was operation 1: all_reduce (sum) "
+  EXPECT_NE(errors[0].find("rank 1: has not reached it; its last was operation 1: all_reduce (sum) "
                            "of bucket 0, 10 x Float (step 0); it has ended"),
             std::string::npos)
       << errors[0];

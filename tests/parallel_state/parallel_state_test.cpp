@@ -149,7 +149,7 @@ TEST(ParallelState, ARankThatDoesNotComeToConnectAGroupIsNamed) {
   for (const size_t rank : {0U, 2U}) {
     const std::string group = "group world[0, 1, 2] could not be connected on rank ";
     EXPECT_TRUE(errors[rank].starts_with(group + std::to_string(rank) + " within 0.5 s: "));
-    EXPECT_TRUE(errors[rank].ends_with("within 0.5 s: rank 1 did not come to connect it"))
+    EXPECT_TRUE(errors[rank].ends_with("within 0.5 s: rank 1 did not arrive to connect it"))
         << errors[rank];
   }
 }

@@ -114,7 +114,7 @@ TEST(VerifyCollectives, ASkippedBucketIsFoundAndNamed) {
       kSizes, [](const ParallelState& state) { step(state, state.rank() == 13); });
   ASSERT_TRUE(difference.has_value());
   EXPECT_TRUE(
-      difference->starts_with("group dp [1, 3, 5, 7, 9, 11, 13, 15]: the ranks part at "
+      difference->starts_with("group dp [1, 3, 5, 7, 9, 11, 13, 15]: the ranks diverge at "
                               "operation 2 of the group: rank 1: all_reduce (sum) of "
                               "bucket 1, 10 x Float (step 0); "))
       << *difference;
@@ -126,7 +126,7 @@ TEST(VerifyCollectives, ABucketThatIsSkippedAtTheEndIsFound) {
     const at::Tensor tensor = at::ones({10});
     if (state.rank() != 1) all_reduce(state.world(), tensor, ReduceOp::sum, "the last").wait();
   });
-  EXPECT_NE(difference.value_or("").find("rank 1: has not come to it"), std::string::npos);
+  EXPECT_NE(difference.value_or("").find("rank 1: has not reached it"), std::string::npos);
 }
 
 TEST(VerifyCollectives, MessagesMustMeet) {
@@ -176,7 +176,7 @@ TEST(VerifyCollectives, ATextThatOneRankDoesNotGatherIsFound) {
     all_gather_texts(state.world(), state.rank() == 0 ? "a" : "long", "x");
     if (state.rank() == 0) all_gather_texts(state.world(), "more", "x");
   });
-  EXPECT_NE(difference.value_or("").find("rank 1: has not come to it"), std::string::npos);
+  EXPECT_NE(difference.value_or("").find("rank 1: has not reached it"), std::string::npos);
 }
 
 TEST(VerifyCollectives, RanksRunOnceMoreOnlyIfALaterTextIsLonger) {

@@ -158,11 +158,11 @@ TEST(Rendezvous, RanksThatDoNotComeAreNamed) {
   for (const auto& error : errors_of(2, [&](size_t i) {
          ParallelState(store, i == 0 ? 1 : 3, options_of(5, milliseconds(300)));
        }))
-    EXPECT_EQ(error, "ranks 0, 2, 4 did not come within 0.3 s: 2 of 5 ranks are there");
+    EXPECT_EQ(error, "ranks 0, 2, 4 did not arrive within 0.3 s: 2 of 5 ranks have arrived");
   const auto large = c10::make_intrusive<c10d::HashStore>();
   EXPECT_TRUE(throws_with<CommunicationError>(
       [&] { ParallelState(large, 4, options_of(1000, milliseconds(100))); },
-      "ranks 0, 1, 2, 3, 5, 6, 7, 8, 9, 10, ... did not come within 0.1 s: 1 of 1000 ranks are"));
+      "ranks 0, 1, 2, 3, 5, 6, 7, 8, 9, 10, ... did not arrive within 0.1 s: 1 of 1000 ranks are"));
 }
 
 /// A launcher knows of ranks that have died before they could say anything.
@@ -284,13 +284,13 @@ TEST(Rendezvous, APortInUseIsNamed) {
   EXPECT_TRUE(throws_with<CommunicationError>(
       [&] { ParallelState(environment_of(0, 2, port), options_of(2)); },
       "rank 0 cannot serve the store at " + address + ": " + address +
-          " cannot be listened at: Address already in use"));
+          ": cannot listen: Address already in use"));
   // A server that is not a store answers there.
   const auto start = std::chrono::steady_clock::now();
   EXPECT_TRUE(throws_with<CommunicationError>(
       [&] { ParallelState(environment_of(1, 2, port), options_of(2, milliseconds(500))); },
       "rank 1 cannot reach the store at " + address +
-          ": rank 0 did not serve it within 0.5 s (whoever listens there does not"));
+          ": rank 0 did not serve it within 0.5 s (the process listening there gave"));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
   ::close(other);
 }
@@ -339,10 +339,10 @@ TEST(Rendezvous, AForeignClientDoesNotDisturb) {
 
 TEST(Rendezvous, AnAddressThatOtherHostsCannotReachIsRefusedForThem) {
   EXPECT_TRUE(throws_with<CommunicationError>([] { bound_socket("localhost", 0, true); },
-                                              "localhost:0 cannot be listened at: it is a "
+                                              "localhost:0: cannot listen: it is a "
                                               "loopback address, which other hosts cannot reach"));
   EXPECT_TRUE(throws_with<CommunicationError>([] { bound_socket("192.0.2.1", 0, false); },
-                                              "192.0.2.1:0 cannot be listened at: Cannot assign"));
+                                              "192.0.2.1:0: cannot listen: Cannot assign"));
 }
 
 }  // namespace

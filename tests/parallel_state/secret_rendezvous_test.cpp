@@ -93,13 +93,14 @@ std::string rank_1_cannot_use(const std::string& error) {
 TEST(SecretRendezvous, ARankWithAnotherSecretOrNoneIsToldSoAndCounted) {
   const std::string allowed =
       "; allowed: the same on all ranks, in LOCKSTEP_SECRET or LOCKSTEP_SECRET_FILE";
-  for (const auto& [secret, difference] : {std::pair(kOther, "another than this rank"),
+  for (const auto& [secret, difference] : {std::pair(kOther, "a different one than this rank"),
                                            {SecretPtr(), "one, and this rank has none"}}) {
     const auto errors = errors_of({kSecret, secret}, milliseconds(1500));
     EXPECT_EQ(rank_1_cannot_use(errors[1]),
               "secret: rank 0, which serves it, has " + std::string(difference) + allowed);
     EXPECT_EQ(errors[0],
-              "rank 1 did not come within 1.5 s: 1 of 2 ranks are there; 1 connection without the "
+              "rank 1 did not arrive "
+              "within 1.5 s: 1 of 2 ranks have arrived; 1 connection without the "
               "secret was refused");
   }
 }
@@ -110,7 +111,7 @@ TEST(SecretRendezvous, ARankWithASecretWhereRank0HasNoneIsToldSo) {
       rank_1_cannot_use(errors[1]),
       "secret: rank 0, which serves it, has none, and this rank has one; allowed: the same on "
       "all ranks, in LOCKSTEP_SECRET or LOCKSTEP_SECRET_FILE");
-  EXPECT_EQ(errors[0], "rank 1 did not come within 4.0 s: 1 of 2 ranks are there");
+  EXPECT_EQ(errors[0], "rank 1 did not arrive within 4.0 s: 1 of 2 ranks have arrived");
 }
 
 TEST(SecretRendezvous, InALaunchersStoreTheRanksCompareWhatTheySign) {

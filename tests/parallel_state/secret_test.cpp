@@ -192,8 +192,8 @@ TEST_F(JobSecret, WhatCannotServeIsRefusedWithoutShowingIt) {
                   "600)");
   };
   of_file(file("fifteen bytes..\n"), "has 15 bytes");
-  of_file(file("sixteen bytes or", 0644), "has mode 644, which lets others use it");
-  of_file(file("sixteen bytes or", 0620), "has mode 620, which lets others use it");
+  of_file(file("sixteen bytes or", 0644), "has mode 644, which gives other users access");
+  of_file(file("sixteen bytes or", 0620), "has mode 620, which gives other users access");
   of_file(file(std::string(70000, 'x'), 0600),
           "cannot be read: found 70000 bytes or more, allowed: up to 65536");
   of_file(folder_ / "none", "cannot be read: No such file or directory");

@@ -310,7 +310,8 @@ TEST(Transports, PlainGlooTellsWhereRanksMakeDifferentCalls) {
     const at::Tensor tensor = at::ones({3});
     const auto parts = on.transport.all_reduce({tensor}, ReduceOp::sum, identity);
     EXPECT_TRUE(testing::throws_with<CommunicationError>([&] { on.wait(parts); },
-                                                         "the ranks have not done the same"));
+                                                         "the ranks have called different "
+                                                         "operations"));
     on.wait(on.transport.all_reduce({tensor}, ReduceOp::sum, 3));
   });
 }

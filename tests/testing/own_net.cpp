@@ -156,9 +156,9 @@ std::vector<Case> mistakes() {
   const RankLayout pp4 = {.ranks = 4, .sizes = {.pipeline = 4}};
   using enum Mistake;
   return {{"missing all-reduce in forward", missing_all_reduce, tp, "block1.out_weight",
-           "an all-reduce (reduce_from_group) is missing behind it"},
+           "an all-reduce (reduce_from_group) is missing after it"},
           {"missing all-reduce in backward", missing_copy_to_group, tp, "block1.norm",
-           "an all-reduce of backward (copy_to_group) is missing behind it"},
+           "an all-reduce of backward (copy_to_group) is missing after it"},
           {"wrong gradient state: complete", norm_declared_complete, sp, "block1.norm",
            "it is declared complete and each rank of tp holds a term of the sum"},
           {"wrong gradient state: partial-sum", norm_declared_partial, tp, "block1.norm",

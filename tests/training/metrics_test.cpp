@@ -196,7 +196,7 @@ TEST(MetricsFile, ARunKnowsItsLinesByThatOfItsCheckpoint) {
   folder.write("metrics.previous.jsonl", own + more);
   folder.write("metrics.previous.2.jsonl", foreign);
   folder.write("metrics.jsonl", foreign + "{\"iterat");
-  EXPECT_TRUE(go_on().ends_with("metrics.jsonl' was of another run, which is in '" +
+  EXPECT_TRUE(go_on().ends_with("metrics.jsonl' was from another run and is now '" +
                                 folder.path().string() + "/metrics.previous.3.jsonl'"));
   EXPECT_EQ(folder.read("metrics.jsonl"), own + "next\n");
   EXPECT_EQ(folder.read("metrics.previous.jsonl"), own + more);
@@ -210,8 +210,7 @@ TEST(MetricsFile, ARunKnowsItsLinesByThatOfItsCheckpoint) {
   std::filesystem::remove(folder.path() / "metrics.previous.jsonl");
   folder.write("metrics.jsonl", line(1, 1) + "\n");
   EXPECT_TRUE(
-      go_on().ends_with("/metrics.previous.4.jsonl'; the lines until iteration 2 are not "
-                        "there"));
+      go_on().ends_with("/metrics.previous.4.jsonl'; the lines up to iteration 2 are missing"));
   EXPECT_EQ(folder.read("metrics.jsonl"), "next\n");
 }
 
@@ -242,7 +241,7 @@ TEST(MetricsFile, ARunThatGoesBackKnowsItsOwnLines) {
   // A later start cannot know them, and loses none.
   const std::string note = MetricsFile(folder.path(), resume).note();
   EXPECT_TRUE(
-      note.ends_with("metrics.jsonl' was of an earlier start from iteration 2, which is in '" +
+      note.ends_with("metrics.jsonl' was from an earlier start at iteration 2 and is now '" +
                      folder.path().string() + "/metrics.previous.jsonl'"))
       << note;
   EXPECT_EQ(folder.read("metrics.previous.jsonl"), line(3, 4) + "\n");

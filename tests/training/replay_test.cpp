@@ -48,7 +48,7 @@ TEST_F(ReplayTest, NamesTheRanksThatDisagree) {
       },
       options_of(of_run));
   for (const std::string& error : errors) {
-    EXPECT_NE(error.find("before iteration 3: two ranks have computed other gradients from the "
+    EXPECT_NE(error.find("before iteration 3: two ranks have computed different gradients from the "
                          "same samples: rank 0 of '"),
               std::string::npos)
         << error;
@@ -72,7 +72,7 @@ TEST_F(ReplayTest, OneRankComparesWithItself) {
         [&](const at::Tensor& grad) { return ++calls == 2 ? grad * (1 + 1e-15) : grad; });
     EXPECT_TRUE(throws_with<CommunicationError>(
         [&] { trainer.replay(); },
-        "before iteration 2: a second pass has computed other gradients from the same samples: "
+        "before iteration 2: a second pass has computed different gradients from the same samples: "
         "rank 0 of 'decoder.final_layernorm.weight' than in its first pass"));
     EXPECT_EQ(calls, 2);
   });

@@ -235,15 +235,14 @@ TEST_F(RunCopiesTest, WhatIsLostIsToldAndTheRunBeginsAgain) {
         EXPECT_EQ(trainer.iteration(), 0);
         EXPECT_EQ(
             checkpoints.note(),
-            "the copy of iteration 3 is not whole: no rank that is left has the part of rank 0; "
+            "the copy of iteration 3 is incomplete: no surviving rank has the part of rank 0; "
             "the run does not resume from the ranks' memory");
         EXPECT_EQ(copies[static_cast<size_t>(state.rank())].bytes(), 0);
       });
   std::vector<StateCopies> one(1);
   run(config({}), one, 1, [&](Trainer& trainer, RunCheckpoints& checkpoints, const ParallelState&) {
     EXPECT_FALSE(checkpoints.load(trainer));
-    EXPECT_EQ(checkpoints.note(),
-              "checkpoint.in_memory_replicas: found 1, ranks left beside each: 0");
+    EXPECT_EQ(checkpoints.note(), "checkpoint.in_memory_replicas: found 1, other ranks left: 0");
     EXPECT_FALSE(checkpoints.is_due(1));
   });
 }
@@ -335,7 +334,7 @@ TEST_F(RunCopiesTest, ADamagedCheckpointOnDiskDoesNotEndARunThatResumesFromMemor
   run(config, copies, 1,
       [&](Trainer& trainer, RunCheckpoints& checkpoints, const ParallelState& state) {
         EXPECT_EQ(checkpoints.load(trainer), RunCheckpoints::kInMemory);
-        EXPECT_EQ(checkpoints.note().find("; the run goes on from the ranks' memory, and has no "
+        EXPECT_EQ(checkpoints.note().find("; the run resumes from the ranks' memory and has no "
                                           "checkpoint until it saves one") != std::string::npos,
                   state.rank() == 0)
             << checkpoints.note();

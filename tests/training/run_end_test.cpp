@@ -155,7 +155,7 @@ TEST_F(RunEndTest, SkippedStepsCountInARowAndOverResumes) {
           trainer.divergence().starts_with("iterations 8 to 11: found 4 skipped steps in a row"))
           << trainer.divergence();
       EXPECT_EQ(checkpoints.describe_last_good(trainer),
-                "the last checkpoint from before is '" + into + "/step_6'")
+                "the last checkpoint before that is '" + into + "/step_6'")
           << "the weights of step 7 never gave a finite gradient";
     });
   };
@@ -272,7 +272,7 @@ TEST_F(RunEndTest, ACheckpointOfAnotherRunIsNotNamed) {
     return told;
   };
   const auto told_of = [&](const std::string& step) {
-    return "the last checkpoint from before is '" + into + "/" + step + "'";
+    return "the last checkpoint before that is '" + into + "/" + step + "'";
   };
   EXPECT_EQ(run({"checkpoint.save_interval=1", "train.train_iters=5"}, 100), "");
   EXPECT_EQ(run({}, 4), "") << "it has saved none";

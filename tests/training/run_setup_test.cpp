@@ -146,7 +146,7 @@ TEST(UnusedGpus, AreToldWhereARunTakesTheCpuByItself) {
   folder.write("0000:17:00.0", "");
   folder.write("0000:65:00.0", "");
   EXPECT_EQ(unused_gpus(DeviceChoice::auto_, c10::kCPU, folder.path()),
-            "train.device = auto takes the CPU: the driver lists 2 GPUs, but this process sees no "
+            "train.device = auto uses the CPU: the driver lists 2 GPUs, but this process sees no "
             "CUDA device (" +
                 (why_no_cuda().empty() ? "CUDA_VISIBLE_DEVICES" : why_no_cuda()) + ")");
   EXPECT_EQ(unused_gpus(DeviceChoice::cpu, c10::kCPU, folder.path()), "");

@@ -120,7 +120,7 @@ TEST(ScoreTokens, OfBothTextsAreEncodedTogether) {
       [&] {
         encode_score_request({"", "ca", "b"}, tokenizer, 16, 257);
       },
-      "continuation: found 'b', which has no token of its own behind the context"));
+      "continuation: found 'b', which adds no token to the context"));
 }
 
 }  // namespace

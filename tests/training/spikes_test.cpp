@@ -193,7 +193,7 @@ TEST_F(SpikesTest, RewindGoesBackAndLeavesOutTheSamplesSince) {
       }
       EXPECT_EQ(found.end, ends ? RunEnd::diverged : RunEnd::done) << interval;
       if (ends) {
-        EXPECT_NE(found.divergence.find("a spike again, after the run had gone back"),
+        EXPECT_NE(found.divergence.find("another spike, after the run had rewound"),
                   std::string::npos);
       }
       std::filesystem::remove_all(folder);
@@ -220,8 +220,8 @@ TEST_F(SpikesTest, ASecondSpikeAtTheSamePlaceEndsTheRun) {
   EXPECT_EQ(found.end, RunEnd::diverged);
   ASSERT_EQ(found.told.size(), expected.size());
   EXPECT_EQ(found.told.back().spike, expected.back().spike);
-  EXPECT_NE(found.divergence.find(fmt::format("iteration {}: a spike again, after the run had gone "
-                                              "back to iteration {}",
+  EXPECT_NE(found.divergence.find(fmt::format("iteration {}: another spike, after the run had "
+                                              "rewound to iteration {}",
                                               expected.back().iteration, 12)),
             std::string::npos)
       << found.divergence;

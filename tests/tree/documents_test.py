@@ -200,7 +200,7 @@ class Documents(unittest.TestCase):
 
 
 # Parts of messages from libtorch or the system.
-FROM_ELSEWHERE = {"can't allocate memory", "cannot be listened at: Address already in use"}
+FROM_ELSEWHERE = {"can't allocate memory", "cannot listen: Address already in use"}
 
 
 if __name__ == "__main__":

@@ -120,8 +120,8 @@ void set_shifts(std::vector<RankTrace>& traces, TraceMerge& merge) {
   for (size_t i = 0; i < traces.size(); ++i) {
     if (!offsets[i])
       merge.notes.push_back(fmt::format(
-          "rank {}: its clock could not be compared with that of rank {}: found no collective of "
-          "both hosts",
+          "rank {}: its clock could not be compared with that of rank {}: found no collective that "
+          "both hosts share",
           traces[i].header.rank, traces.front().header.rank));
     traces[i].shift -= offsets[i].value_or(0);
     first = std::min(first, traces[i].begin + traces[i].shift);

@@ -73,7 +73,7 @@ std::string name_of_file(const std::string& folder) {
 TensorBoardFile::TensorBoardFile(const std::string& folder, int64_t first_step) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  require<FileError>(!error, "train.tensorboard: folder '{}' cannot be made: {}", folder,
+  require<FileError>(!error, "train.tensorboard: folder '{}' cannot be created: {}", folder,
                      error.message());
   path_ = folder + "/" + name_of_file(folder);
   do file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);

@@ -174,7 +174,7 @@ void write_enums(std::ostream& header, std::ostream& source, const pb::FileDescr
       source << "  }\n  return \"\";\n}\n\nstatic " << name << " parse_" << name
              << "(const std::string& text) {\n"
              << parse << "  throw ConfigError(\"" << name
-             << ": '\" + text + \"' is none of its values\");\n}\n\n";
+             << ": '\" + text + \"' is not one of its values\");\n}\n\n";
     }
   }
 }

@@ -36,7 +36,7 @@ class AgreementPart : public CollectivePart {
   void wait(const Waiting& waiting) override {
     CollectivePart::wait(waiting);
     require<CommunicationError>(identities_.eq(identities_[0]).all().item<bool>(),
-                                "the ranks have not done the same");
+                                "the ranks have called different operations");
   }
 
  private:

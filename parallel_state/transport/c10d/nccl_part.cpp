@@ -20,7 +20,7 @@ const NcclPart& nccl_part() {
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec) {
   const auto make = nccl_part().make_backend;
   require<ConfigError>(make != nullptr,
-                       "group {}: CUDA tensors were asked for, but this process has no CUDA ({})",
+                       "group {}: CUDA tensors were requested, but this process has no CUDA ({})",
                        spec.group_name, why_no_cuda());
   return make(spec);
 }

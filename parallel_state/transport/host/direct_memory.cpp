@@ -40,7 +40,7 @@ bool direct_memory_wanted() {
 
 std::string direct_memory_obstacle() {
   if (!direct_memory_wanted()) return fmt::format("{} is 0", kVariable);
-  if (process_namespace() == 0) return "the system does not tell which host this is";
+  if (process_namespace() == 0) return "the system does not identify this host";
   const uint64_t there = 1;
   const pid_t parent = ::getpid(), child = ::fork();
   if (child == 0) {
@@ -51,7 +51,7 @@ std::string direct_memory_obstacle() {
   }
   int status = 0;
   if (child < 0 || ::waitpid(child, &status, 0) != child) return std::strerror(errno);
-  if (WIFSIGNALED(status)) return "the system ends a process that tries";
+  if (WIFSIGNALED(status)) return "the system kills any process that tries";
   return WEXITSTATUS(status) == 0 ? "" : std::strerror(WEXITSTATUS(status));
 }
 
