@@ -6,44 +6,34 @@
 
 #include "lockstep/core/attention_rules.h"
 #include "lockstep/core/expert_rules.h"
-#include "lockstep/core/integers.h"
 #include "lockstep/core/recompute_rules.h"
+#include "lockstep/planner/attention_plan.h"
 
 namespace lockstep {
 namespace {
 
-template <class... Factors>
-int64_t product(Factors... factors) {
-  int64_t result = 1;
-  ((result = checked_mul(result, factors, "bytes of activations")), ...);
-  return result;
-}
+using activation_bytes::product;
+using activation_bytes::sum;
 
-template <class... Terms>
-int64_t sum(Terms... terms) {
-  int64_t result = 0;
-  ((result = checked_add(result, terms, "bytes of activations")), ...);
-  return result;
-}
-
-/// The sizes of activation_plan.h.
+/// The terms of activation_plan.h.
 class Activations {
  public:
-  explicit Activations(const Config& config)
+  explicit Activations(const Config& config) : Activations(config, ActivationSizes(config)) {}
+
+  Activations(const Config& config, const ActivationSizes& sizes)
       : config_(config.model),
-        bounded_(config.data.reset_attention_mask || config.train.task == TrainTask::sft),
+        attention_(config, sizes),
         layout_{config.parallel.tensor_model_parallel_size,
                 config.parallel.expert_tensor_parallel_size.value_or(
                     config.parallel.tensor_model_parallel_size),
                 config.parallel.expert_model_parallel_size},
-        widths_(local_widths(config)),
-        sequence_(div_exact(config.model.seq_length, config.parallel.context_parallel_size,
-                            "model.seq_length", "parallel.context_parallel_size")),
-        batch_(config.train.micro_batch_size),
-        tokens_(product(sequence_, batch_)),
-        own_tokens_(config.parallel.sequence_parallel ? tokens_ / layout_.tensor_ranks : tokens_),
-        element_(element_bytes(config.train.precision)),
-        wide_(std::max<int64_t>(element_, 4)),
+        widths_(sizes.widths),
+        sequence_(sizes.sequence),
+        batch_(sizes.batch),
+        tokens_(sizes.tokens),
+        own_tokens_(sizes.own_tokens),
+        element_(sizes.element),
+        wide_(sizes.wide),
         lora_(config.lora),
         chunk_(config.model.cross_entropy_chunk_size),
         on_cuda_(config.train.device == DeviceChoice::cuda),
@@ -55,11 +45,13 @@ class Activations {
 
   /// `number`: that of the layer in the whole model.
   int64_t layer(int64_t number) const {
-    return sum(norm(), config_.multi_latent_attention ? latent_attention() : attention(), norm(),
+    return sum(norm(), attention_.layer(number), norm(),
                has_experts(config_, number) ? experts() : feed_forward(widths_.ffn), adapters());
   }
   /// The part of a layer that backward computes again with selective recomputation.
-  int64_t attention_core() const { return attention_weights(); }
+  int64_t attention_core(int64_t number) const { return attention_.core(number); }
+  /// The part that the layers of a chunk share.
+  int64_t positions(const ModelChunk& chunk) const { return attention_.positions(chunk); }
   /// The part of its input that a recomputed layer keeps.
   int64_t layer_input() const {
     return product(own_tokens_, config_.hidden_size / saved_parts_, element_);
@@ -139,82 +131,6 @@ class Activations {
                   product(rows ? tokens_ : own_tokens_, in, dropped));
     }
     return bytes;
-  }
-
-  bool drops_attention() const { return config_.attention_dropout > 0; }
-  int64_t attention_pairs() const { return product(tokens_, widths_.heads, sequence_); }
-
-  /// For the fused operation the log-sum-exp; otherwise the mask, and the weights before and after
-  /// dropout.
-  int64_t attention_weights() const {
-    if (!drops_attention()) return product(tokens_, widths_.heads, wide_);
-    return sum(product(sequence_, sequence_), product(attention_pairs(), sum(wide_, element_)));
-  }
-
-  /// The queries, and the keys, of all heads of this rank; `element` is in bytes.
-  int64_t queries(int64_t element) const {
-    return product(tokens_, widths_.heads, *config_.kv_channels, element);
-  }
-  int64_t keys(int64_t element) const {
-    return product(tokens_, widths_.groups, *config_.kv_channels, element);
-  }
-
-  /// Whether the queries lie in linear_qkv's output as they are used, head after head.
-  bool queries_are_views() const { return widths_.groups == 1 || widths_.groups == widths_.heads; }
-
-  /// The memory that the norms of queries and keys keep in addition to linear_qkv's output, of
-  /// which their input is a view where possible.
-  int64_t query_key_norms() const {
-    if (!config_.qk_layernorm) return 0;
-    const int64_t rows = product(tokens_, sum(widths_.heads, widths_.groups));
-    const bool centred = config_.normalization == Normalization::LayerNorm;
-    return sum(queries_are_views() ? 0 : queries(element_), product(centred ? 2 : 1, rows, wide_));
-  }
-
-  /// The output, which linear_proj keeps, is as large as the queries.
-  int64_t attention() const {
-    const int64_t query = queries(element_), key = keys(element_);
-    const bool rotated = config_.position_embedding_type == PositionEmbeddingType::rope;
-    const bool normed = config_.qk_layernorm, views = queries_are_views();
-    const bool recomputed = config_.recompute_granularity == RecomputeGranularity::selective;
-    const bool hides = bounded_ || (config_.window_size && *config_.window_size < sequence_);
-    const bool windowed = hides && !drops_attention();
-    const bool copied = drops_attention() || element_ == wide_ || !on_cuda_;
-    const bool spread =
-        (!views && copied) || (drops_attention() && batch_ > 1 && widths_.heads > widths_.groups);
-    const int64_t group_heads = config_.num_attention_heads / *config_.num_query_groups;
-    const int64_t projected = product(key, sum(group_heads, 2));
-    const int64_t kept = normed ? projected : 0;
-    const int64_t own = normed ? sum(query, key) : views ? 0 : query;
-    const int64_t heads = rotated ? sum(query, product(2, key), kept) : sum(projected, own);
-    const int64_t output = query, norms = query_key_norms();
-    if (recomputed) return sum(heads, output, norms);
-    if (!windowed && !spread) return sum(heads, output, norms, attention_weights());
-    const bool viewed = !rotated && !normed && views;
-    const int64_t copies =
-        windowed ? sum(viewed ? projected : query, product(2, key)) : product(3, query);
-    return sum(copies, kept, output, norms, attention_weights());
-  }
-
-  /// The memory kept for a compressed vector of `rank` elements per token, and for its norm.
-  int64_t latents(int64_t rank) const {
-    const int64_t vectors = product(own_tokens_, rank, element_);
-    if (!config_.qk_layernorm) return vectors;
-    const bool centred = config_.normalization == Normalization::LayerNorm;
-    return sum(product(2, vectors), product(centred ? 2 : 1, own_tokens_, wide_));
-  }
-
-  /// The output of the fused operations is also kept in their width if values are narrower.
-  int64_t latent_attention() const {
-    const int64_t rows = product(tokens_, widths_.heads), width = latent_head_channels(config_);
-    const int64_t heads = product(rows, width, element_);
-    const int64_t output = product(rows, config_.v_head_dim, element_);
-    const int64_t vectors =
-        sum(config_.q_lora_rank ? latents(*config_.q_lora_rank) : 0, latents(config_.kv_lora_rank));
-    const int64_t kept = sum(vectors, product(3, heads), output);
-    if (config_.recompute_granularity == RecomputeGranularity::selective) return kept;
-    const bool two_widths = !drops_attention() && width != config_.v_head_dim;
-    return sum(kept, two_widths ? heads : 0, attention_weights());
   }
 
   int64_t feed_forward(int64_t width) const { return inside(tokens_, width); }
@@ -309,7 +225,7 @@ class Activations {
   };
 
   const TransformerConfig& config_;
-  bool bounded_;  ///< attention ends inside sequences
+  AttentionPlan attention_;
   Layout layout_;
   LocalWidths widths_;
   int64_t sequence_;
@@ -361,11 +277,13 @@ ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk,
     plan.layers = sum(plan.layers, activations.layer_input());
   const int64_t there = product(std::min<int64_t>(num_offloaded, 2), largest_offloaded);
   plan.layers =
-      sum(plan.layers, pieces.empty() || chunk.has_embedding ? 0 : activations.stage_input());
+      sum(plan.layers, pieces.empty() || chunk.has_embedding ? 0 : activations.stage_input(),
+          activations.positions(chunk));
   plan.ends = sum(chunk.has_embedding ? activations.embedding() : 0,
                   chunk.has_output ? activations.output() : 0);
   const bool selective = config.model.recompute_granularity == RecomputeGranularity::selective;
-  if (selective && chunk.num_layers > 0) largest_recomputed = activations.attention_core();
+  for (int64_t i = 0; selective && i < chunk.num_layers; ++i)
+    largest_recomputed = std::max(largest_recomputed, activations.attention_core(first_layer + i));
   const int64_t freed = activations.defers_weights() ? 0 : sum(plan.layers, plan.ends);
   const int64_t in_embedding = chunk.has_embedding ? activations.table_gradient() - freed : 0;
   if (!chunk.has_output) {

@@ -26,13 +26,22 @@
 ///   S^2 + T S * heads (w + e) in place of the log-sum-exp; one key head is then expanded for more
 ///   than one sample. With a window of fewer tokens than the sequence, or with attention bounded by
 ///   documents, and without dropout, keys and values are kept once, 2 k T e, neither expanded nor
-///   as views. qk_layernorm adds the norms' input, linear_qkv's output, with q T e for queries that
-///   are not a view of it, and the norms' roots, with LayerNorm also their means,
-///   T (heads + key heads) w each; without rotation keys are then kept, too.
+///   as views; queries that are a view of linear_qkv's output keep all of it. qk_layernorm adds the
+///   norms' input, linear_qkv's output, with q T e for queries that are not a view of it, and the
+///   norms' roots, with LayerNorm also their means, T (heads + key heads) w each; without rotation
+///   keys are then kept, too, unless keys and values are kept once.
+/// - attention over C > 1 context-parallel ranks, where T and S are those of one rank: as with a
+///   window. With all_gather keys and values are those of all ranks, 2 C k T e. With a2a, and with
+///   a2a+p2p if the first level has several ranks, the tensor that was exchanged takes the place of
+///   the queries, (q + 2 k) T e, and the output is kept as it was computed and as it was sent back,
+///   2 q T e. The positions of tokens take 8 S, once for all layers, if rotation, a learned table,
+///   dropout or recomputation uses them.
 /// - latent attention instead, for heads of W = max(qk_head_dim + qk_pos_emb_head_dim, v_head_dim)
 ///   channels: queries, keys and values 3 T heads W e; the output T heads v_head_dim e and, if the
 ///   fused operation's is wider, T heads W e; log-sum-exp or dropout's as above; for each
 ///   compressed vector of r elements t r e, with qk_layernorm 2 t r e + t w, with LayerNorm 2 t w.
+///   Over C context-parallel ranks queries, keys and values take (1 + 2 C) T heads W e with
+///   all_gather; with an exchange of heads 5 T heads W e, and the output T heads W e counts always.
 /// - feed-forward: SwiGLU 3 f T e (its input, the product), GELU 2 f T e.
 /// - experts, for t = T / tp tokens, E experts, k chosen, P = t k pairs (what capacity leaves or
 ///   fills up), R = P * expert-tp rows, F = moe_ffn_hidden_size / expert-tp, if experts get the
@@ -52,7 +61,8 @@
 /// Full recomputation keeps only the input of a layer, or with recompute_method = uniform of a
 /// piece of several layers: t h e, or with distribute_saved_activations a rank's part of it,
 /// besides the input of a later stage, which the pipeline keeps. Selective recomputation keeps, for
-/// the attention core, the queries, keys and values as they arrive, and the output.
+/// the attention core, the queries, keys and values as they arrive, and the output; backward holds
+/// the rest.
 ///
 /// With lora.rank r this is an upper bound: the same, and for each adapter what its B multiplies,
 /// t r e, and with lora.dropout its input after dropout. Frozen layers keep less.

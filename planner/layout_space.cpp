@@ -71,8 +71,11 @@ bool is_sequence_parallel(const JobLayout& layout, const TransformerConfig& mode
 
 std::vector<int64_t> divisors(int64_t number, int64_t most) {
   std::vector<int64_t> all;
-  for (int64_t n = 1; n <= std::min(number, most); ++n)
-    if (number % n == 0) all.push_back(n);
+  for (int64_t n = 1; n <= number / n; ++n)
+    for (const int64_t divisor : {n, number / n})
+      if (number % n == 0 && divisor <= most) all.push_back(divisor);
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
   return all;
 }
 
@@ -83,6 +86,10 @@ class Visitor {
       : config_(config), given_(layout_of(config)), space_(space), visit_(visit) {
     require<ConfigError>(space.world_size >= 1, "world-size: found {}, allowed: >= 1",
                          space.world_size);
+    require<ConfigError>(!config.train.step_batch_size_schedule,
+                         "train.step_batch_size_schedule: found '{}', allowed: unset, because all "
+                         "layouts share one train.global_batch_size",
+                         config.train.step_batch_size_schedule.value_or(""));
     require<ConfigError>(config.train.global_batch_size.has_value(),
                          "train.global_batch_size: is not set, allowed: the sequences of a step, "
                          "which all layouts share");
@@ -200,8 +207,8 @@ class Visitor {
   bool takes_batch(Config config, int64_t micro_batch_size, int64_t data_parallel_size) const {
     config.train.micro_batch_size = micro_batch_size;
     try {
-      const BatchSizes sizes = batch_sizes(config.train, data_parallel_size);
-      schedule_options(config, sizes.num_microbatches).validate();
+      for (const BatchSizes& sizes : BatchSchedule(config.train, data_parallel_size).all())
+        schedule_options(config, sizes.num_microbatches).validate();
       return true;
     } catch (const Error&) {
       return false;
@@ -230,9 +237,8 @@ class Visitor {
     const int64_t replicas = grids.size(GroupKind::dp_cp);
     const int64_t common =
         config_.model.num_experts ? std::gcd(replicas, grids.size(GroupKind::expert_dp)) : replicas;
-    std::vector<int64_t> counts = {1};
-    for (int64_t count = 2; shards(layout) && count < replicas && common % count == 0; count *= 2)
-      counts.push_back(count);
+    const int64_t most = shards(layout) ? std::max<int64_t>(1, replicas - 1) : 1;
+    const std::vector<int64_t> counts = divisors(common, most);
     for (const int64_t count : choices(kInstances, given_.instances, counts)) {
       layout.instances = count;
       ++looked_at_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 
 #include "lockstep/core/check.h"
 #include "lockstep/planner/ring_bytes.h"
@@ -77,27 +76,35 @@ const char* table_name(Kind kind) {
 }
 
 /// The hosts of the ranks that take part in an operation.
-struct Placing {
-  int64_t ranks = 0, hosts = 0;
-  int64_t fewest = 0;  ///< ranks on the host that has the fewest
-};
+HostPlacing placing_of(const ProgramCall& call, const RankList& ranks, int64_t position,
+                       int64_t ranks_per_host) {
+  if (!call.is_message() && call.operation.kind != Kind::exchange)
+    return host_placing(ranks, ranks_per_host);
+  return host_placing(
+      {ranks[static_cast<size_t>(position)], ranks[static_cast<size_t>(call.operation.position)]},
+      ranks_per_host);
+}
 
-Placing placing_of(const ProgramCall& call, const RankList& ranks, int64_t position,
-                   int64_t ranks_per_host) {
-  RankList taking_part = ranks;
-  if (call.is_message() || call.operation.kind == Kind::exchange)
-    taking_part = {ranks[static_cast<size_t>(position)],
-                   ranks[static_cast<size_t>(call.operation.position)]};
-  std::map<int64_t, int64_t> on_host;
-  for (const int64_t rank : taking_part) ++on_host[rank / ranks_per_host];
-  Placing placing = {static_cast<int64_t>(taking_part.size()), static_cast<int64_t>(on_host.size()),
-                     ranks_per_host};
-  for (const auto& [host, count] : on_host) placing.fewest = std::min(placing.fewest, count);
-  return placing;
+bool is_all_to_all(Kind kind) {
+  return kind == Kind::all_to_all || kind == Kind::all_to_all_rows || kind == Kind::all_to_all_dims;
+}
+
+/// The time of an all-to-all over several hosts in which each rank sends `bytes`.
+double all_to_all_time(double bytes, const HostPlacing& at, double inside, double between) {
+  const auto ranks = static_cast<double>(at.ranks), fewest = static_cast<double>(at.fewest);
+  const double away = bytes * (ranks - fewest) / (ranks - 1), near = bytes - away;
+  return std::max(away / between, near > 0 ? near / inside : 0);
+}
+
+/// The time of the bytes of any operation; see Machine::transfer().
+double bytes_time(Kind kind, double bytes, const HostPlacing& at, double inside, double between) {
+  if (at.hosts == 1) return bytes / inside;
+  if (is_all_to_all(kind)) return all_to_all_time(bytes, at, inside, between);
+  return bytes / std::min(static_cast<double>(at.fewest) * between, std::max(inside, between));
 }
 
 /// The time of an operation's consecutive steps, whatever its bytes; see Machine::transfer().
-double latency(Kind kind, const Placing& at, double inside, double between) {
+double latency(Kind kind, const HostPlacing& at, double inside, double between) {
   const auto hosts = static_cast<double>(at.hosts), ranks = static_cast<double>(at.ranks);
   const double ring = (hosts - 1) * between + (ranks - hosts) * inside;
   switch (kind) {
@@ -117,6 +124,22 @@ double latency(Kind kind, const Placing& at, double inside, double between) {
 }
 
 }  // namespace
+
+HostPlacing host_placing(const RankList& ranks, int64_t ranks_per_host) {
+  std::vector<int64_t> hosts;
+  hosts.reserve(ranks.size());
+  for (const int64_t rank : ranks) hosts.push_back(rank / ranks_per_host);
+  std::sort(hosts.begin(), hosts.end());
+  const auto count = static_cast<int64_t>(ranks.size());
+  HostPlacing placing = {count, 0, count};
+  for (auto first = hosts.begin(); first != hosts.end();) {
+    const auto next = std::upper_bound(first, hosts.end(), *first);
+    ++placing.hosts;
+    placing.fewest = std::min<int64_t>(placing.fewest, next - first);
+    first = next;
+  }
+  return placing;
+}
 
 double Machine::peak_of(const std::string& dtype) const {
   if (dtype == "Float" || dtype == "Double") return wide_flops_per_s;
@@ -140,7 +163,7 @@ Machine::Transfer Machine::transfer(const ProgramCall& call, const RankList& ran
   const Kind kind = call.operation.kind;
   const auto bytes =
       static_cast<double>(ring_bytes(kind, call.bytes, static_cast<int64_t>(ranks.size())));
-  const Placing placing = placing_of(call, ranks, position, ranks_per_host);
+  const HostPlacing placing = placing_of(call, ranks, position, ranks_per_host);
   const bool inside = placing.hosts == 1;
   const Link& link = inside ? inside_host : between_hosts;
   require<ConfigError>(
@@ -148,19 +171,17 @@ Machine::Transfer Machine::transfer(const ProgramCall& call, const RankList& ran
       "machine \"{}\": between_hosts is missing, and a host has {} ranks: ranks {} "
       "are on several",
       name, ranks_per_host, fmt::join(ranks, ", "));
-  const auto latency_of = [&](const Placing& at) {
+  const auto latency_of = [&](const HostPlacing& at) {
     return latency(kind, at, inside_host.latency_s, link.latency_s);
   };
   for (const Times& times : link.collectives)
     if (times.name == table_name(kind)) {
-      const Placing measured = {2, inside ? 1 : 2, 1};
+      const HostPlacing measured = {2, inside ? 1 : 2, 1};
       return {collective_time(times.points, bytes) + latency_of(placing) - latency_of(measured),
               link.occupancy};
     }
-  const double rate = inside ? link.bytes_per_s
-                             : std::min(static_cast<double>(placing.fewest) * link.bytes_per_s,
-                                        std::max(inside_host.bytes_per_s, link.bytes_per_s));
-  return {latency_of(placing) + bytes / rate, link.occupancy};
+  const double time = bytes_time(kind, bytes, placing, inside_host.bytes_per_s, link.bytes_per_s);
+  return {latency_of(placing) + time, link.occupancy};
 }
 
 }  // namespace lockstep

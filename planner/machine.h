@@ -10,6 +10,16 @@
 /// Needs no libtorch.
 namespace lockstep {
 
+/// How ranks lie on hosts.
+struct HostPlacing {
+  int64_t ranks = 0, hosts = 0;
+  int64_t fewest = 0;  ///< ranks on the host that has the fewest
+  auto operator<=>(const HostPlacing&) const = default;
+};
+
+/// Rank r is on host r / `ranks_per_host`.
+HostPlacing host_placing(const RankList& ranks, int64_t ranks_per_host);
+
 struct Machine {
   /// The share of the peak that work of size at least `from` reaches.
   struct Efficiency {
@@ -67,8 +77,9 @@ struct Machine {
   /// tree: log2 H between hosts and the chain of a host's ranks. Others take one. What was measured
   /// for such a collective on the link, between two ranks, replaces both, and the steps beyond
   /// those of two ranks are added. Between hosts the ring passes through as many devices of a host
-  /// as the group has there, but no faster than inside. A message or exchange takes the link
-  /// between its two ends.
+  /// as the group has there, but no faster than inside. In an all-to-all each rank sends what goes
+  /// to other hosts over a link of its own, and the rest inside meanwhile; the host with the fewest
+  /// ranks takes longest. A message or exchange takes the link between its two ends.
   /// ConfigError if the ranks are on several hosts and there is no link between them.
   Transfer transfer(const ProgramCall& call, const RankList& ranks, int64_t position) const;
 };

@@ -78,13 +78,15 @@ class Planner {
       ReductionLoad load = {.ranks = buffers[i].options.data_parallel_size,
                             .item = grad_element_,
                             .scatters = buffers[i].options.distributed_optimizer};
+      const bool lends = buffers[i].lends_grads;
       for (const size_t first = i; i < buffers.size() && buffers[i].kind == buffers[first].kind;
            ++i) {
         add_buffer(memory, buffers[i]);
         note_reductions(load, buffers[i].layout);
         if (buffers[i].lends_grads && buffers[i].layout.numel > 0) lent.push_back(buffers[i]);
       }
-      add(memory.communication_bytes, reduction_bytes(load));
+      add(memory.communication_bytes,
+          adds_in_fp32(load) ? exchange_bytes(load, lends) : reduction_bytes(load));
     }
     std::sort(lent.begin(), lent.end(), [](const PlannedBuffer& a, const PlannedBuffer& b) {
       return a.position < b.position;
@@ -122,6 +124,21 @@ class Planner {
 
   int64_t reduction_bytes(const ReductionLoad& load) const {
     return on_cuda() || load.count == 0 ? 0 : reduction_scratch_bytes(load);
+  }
+
+  /// Whether each rank gets the terms of its shard as they are, see BucketGroup::start_exchange().
+  bool adds_in_fp32(const ReductionLoad& load) const {
+    return config_.ddp.reduce_scatter_with_fp32_accumulation && load.scatters && load.item == 2;
+  }
+
+  /// Terms, until their bucket is waited for, and the sum of one shard. `lends`: at most two
+  /// buckets have memory.
+  static int64_t exchange_bytes(const ReductionLoad& load, bool lends) {
+    constexpr int64_t kWide = 4;
+    int64_t bytes =
+        times(lends ? std::min(times(2, load.largest), load.total) : load.total, load.item);
+    add(bytes, times(load.largest / load.ranks, kWide));
+    return bytes;
   }
 
   /// Elements of whole gradients that exist at once: all if micro-batches accumulate, otherwise a

@@ -40,7 +40,10 @@ struct StageMemory {
   /// Bytes of buffers that communication needs besides what it sends: an activation and a gradient
   /// from the neighbouring stages (with V > 1 the first and the last one are neighbours) and,
   /// unless train.device = cuda, room for the terms of the other ranks in two gradient reductions
-  /// (one if there is only one bucket). Gradients and parameters themselves are sent in place.
+  /// (one if there is only one bucket). Gradients and parameters themselves are sent in place. With
+  /// ddp.reduce_scatter_with_fp32_accumulation and gradients of 2 bytes, instead and on any device,
+  /// room for the terms of all buckets (of two, if gradients are sharded), and for the fp32 sum of
+  /// the largest shard.
   int64_t communication_bytes = 0;
   /// With train.device = cuda: bytes of host memory, besides those of the device. With
   /// optimizer.offload, the state of the optimizer, and a gradient and a parameter for each of its

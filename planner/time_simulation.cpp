@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "lockstep/core/check.h"
+#include "lockstep/planner/transfer_times.h"
 
 namespace lockstep {
 namespace {
@@ -55,7 +56,10 @@ struct Run {
 class Simulation {
  public:
   Simulation(const JobProgram& job, const Machine& machine)
-      : machine_(machine), groups_(job), is_due_(groups_.classes().size(), true) {
+      : machine_(machine),
+        groups_(job),
+        transfers_(job, groups_, machine),
+        is_due_(groups_.classes().size(), true) {
     for (uint32_t c = 0; c < groups_.classes().size(); ++c) {
       runs_.push_back(run_of(job, c));
       due_.push_back(c);
@@ -178,7 +182,7 @@ class Simulation {
     Run& run = runs_[index];
     const ProgramCall& call = run.program->calls[number];
     const int64_t peer = call.is_message() ? call.operation.position : -1;
-    const uint32_t meeting = meeting_of(run, index, call);
+    const uint32_t meeting = meeting_of(run, index, number);
     run.operations.push_back({meeting, number});
     const double ready = launch(run);
     run.streams[{call.group, peer}].push_back({meeting, call.on_device ? ready : host_of(run)});
@@ -189,7 +193,8 @@ class Simulation {
 
   double host_of(const Run& run) const { return machine_.synchronous ? run.time : run.host; }
 
-  uint32_t meeting_of(Run& run, uint32_t index, const ProgramCall& call) {
+  uint32_t meeting_of(Run& run, uint32_t index, uint32_t call_number) {
+    const ProgramCall& call = run.program->calls[call_number];
     const uint32_t orbit = groups_.classes()[index].orbits[call.group];
     const JobGroups::Orbit& known = groups_.orbits()[orbit];
     const int64_t own = run.program->groups[call.group].position, other = call.operation.position;
@@ -205,8 +210,7 @@ class Simulation {
     }
     Meeting& meeting = meetings_[entry->second];
     // A receive says nothing about the link's load; the send of its pair does.
-    const Machine::Transfer transfer =
-        machine_.transfer(call, run.program->groups[call.group].ranks, own);
+    const Machine::Transfer transfer = transfers_.of(index, call_number);
     meeting.seconds = std::max(meeting.seconds, transfer.seconds);
     meeting.occupancy = std::max(meeting.occupancy, transfer.occupancy);
     return entry->second;
@@ -273,6 +277,7 @@ class Simulation {
 
   const Machine& machine_;
   const JobGroups groups_;
+  TransferTimes transfers_;
   std::vector<Run> runs_;
   std::map<Name, uint32_t> names_;
   std::vector<Meeting> meetings_;

@@ -143,9 +143,31 @@ TEST(LayoutSpace, KeepsFields) {
             visited(config, {.world_size = 4, .kept = {"train.micro_batch_size"}}).size());
 }
 
-std::string error_of(const char* text, const LayoutSpace& space) {
+TEST(LayoutSpace, DividesAllBatchesOfARampUp) {
+  // Batches of 2, 4, ... 16 sequences.
+  const Config config = config_of(kModel, {"train.rampup_batch_size=2 2 1000"});
+  std::set<int64_t> data_parallel;
+  visit_layouts(config, {.world_size = 4}, [&](const JobLayout& layout) {
+    const int64_t replicas = 4 / layout.tensor / layout.context / layout.pipeline;
+    EXPECT_LE(replicas * layout.micro_batch_size, 2);
+    data_parallel.insert(replicas);
+  });
+  EXPECT_EQ(data_parallel, (std::set<int64_t>{1, 2}));
+}
+
+TEST(LayoutSpace, HasAllNumbersOfInstancesThatDivideTheReplicas) {
+  const Config config =
+      config_of(kModel, {"train.global_batch_size=24", "ddp.use_distributed_optimizer=true"});
+  std::set<int64_t> instances;
+  visit_layouts(config, {.world_size = 6}, [&](const JobLayout& layout) {
+    if (layout.tensor * layout.context * layout.pipeline == 1) instances.insert(layout.instances);
+  });
+  EXPECT_EQ(instances, (std::set<int64_t>{1, 2, 3}));
+}
+
+std::string error_of(const char* text, const LayoutSpace& space, const Strings& overrides = {}) {
   try {
-    visit_layouts(config_of(text), space, [](const JobLayout&) {});
+    visit_layouts(config_of(text, overrides), space, [](const JobLayout&) {});
   } catch (const ConfigError& error) {
     return error.what();
   }
@@ -157,6 +179,10 @@ TEST(LayoutSpace, NamesWhatItCannotUse) {
   EXPECT_EQ(error_of("data { mock: true }", {.world_size = 2}),
             "train.global_batch_size: is not set, allowed: the sequences of a step, which all "
             "layouts share");
+  EXPECT_EQ(error_of("data { mock: true }", {.world_size = 2},
+                     {"train.step_batch_size_schedule=0:8 100:16"}),
+            "train.step_batch_size_schedule: found '0:8 100:16', allowed: unset, because all "
+            "layouts share one train.global_batch_size");
   EXPECT_TRUE(error_of(kModel, {.world_size = 2, .kept = {"model.num_layers"}})
                   .starts_with("field to keep: found \"model.num_layers\", allowed: parallel."));
 }

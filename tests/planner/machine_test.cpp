@@ -150,6 +150,28 @@ TEST(MachineFile, LatencyGrowsWithTheSteps) {
   }
 }
 
+/// A rank sends 150 GB/s inside a host and 20 GB/s to others.
+TEST(MachineFile, AllToAllsSendToOtherHostsOverLinksOfTheirOwn) {
+  Machine machine = parse_machine(kMachine, "m");
+  const auto seconds = [&](Kind kind, int64_t bytes, const RankList& ranks) {
+    return machine.transfer({.operation = {.kind = kind}, .bytes = bytes}, ranks, 0).seconds;
+  };
+  const RankList two_hosts = {0, 1, 2, 3, 4, 5, 6, 7};
+  // Of 8 GB each rank keeps one, and sends 3 inside and 4 to the other host.
+  for (const Kind kind : {Kind::all_to_all, Kind::all_to_all_rows, Kind::all_to_all_dims}) {
+    EXPECT_DOUBLE_EQ(seconds(kind, 8'000'000'000, two_hosts), 5e-6 + 4e9 / 2e10);
+    EXPECT_DOUBLE_EQ(seconds(kind, 8'000'000'000, {0, 1}), 2e-6 + 4e9 / 1.5e11);
+  }
+  // A ring passes through all links of a host.
+  EXPECT_DOUBLE_EQ(seconds(Kind::reduce_scatter, 8'000'000'000, two_hosts),
+                   5e-6 + 6 * 2e-6 + 7e9 / 8e10);
+  // The rank that is alone on its host sends all to the other one.
+  EXPECT_DOUBLE_EQ(seconds(Kind::all_to_all, 5'000'000'000, {0, 1, 2, 3, 4}), 5e-6 + 4e9 / 2e10);
+  EXPECT_DOUBLE_EQ(seconds(Kind::all_to_all, 4'000'000'000, {0, 4, 8, 12}), 5e-6 + 3e9 / 2e10);
+  machine.inside_host.bytes_per_s = 1e10;
+  EXPECT_DOUBLE_EQ(seconds(Kind::all_to_all, 8'000'000'000, two_hosts), 5e-6 + 3e9 / 1e10);
+}
+
 TEST(MachineFile, AMachineOfOneHostRefusesJobsOfSeveral) {
   std::string text = kMachine;
   text.erase(text.find("between_hosts"));

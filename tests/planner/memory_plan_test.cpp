@@ -229,6 +229,36 @@ TEST(MemoryPlan, TheDistributedOptimizerHoldsOneShard) {
   EXPECT_EQ(plan_memory(small(replicas), 8).stages.at(0).optimizer_bytes, one.optimizer_bytes / 2);
 }
 
+TEST(MemoryPlan, TermsThatAreAddedInFp32HaveBuffersOfTheirOwn) {
+  const std::string field = "ddp.reduce_scatter_with_fp32_accumulation=true";
+  for (const int64_t ranks : {1, 2, 4}) {
+    const auto stage = [&](const std::vector<std::string>& more) {
+      return plan_memory(
+                 small(with({"train.precision=bf16", "train.device=cuda",
+                             "ddp.use_distributed_optimizer=true", "train.global_batch_size=24"},
+                            more)),
+                 ranks)
+          .stages.front();
+    };
+    const auto growth = [&](const std::vector<std::string>& more) {
+      return stage(with({field}, more)).total_bytes() - stage(more).total_bytes();
+    };
+    const std::string narrow = "ddp.grad_reduce_in_fp32=false";
+    const std::string shares = "ddp.data_parallel_sharding_strategy=optim_grads";
+    // One bucket: as many terms as gradients, of 2 bytes each, and a shard of 4 bytes each.
+    const int64_t gradients = stage({narrow}).gradient_bytes;
+    EXPECT_EQ(growth({narrow}), gradients + gradients / 2 / ranks * 4) << ranks;
+    EXPECT_EQ(growth({}), 0) << ranks;
+    if (ranks == 1) continue;
+    // The embedding table alone is a bucket.
+    const int64_t table = 384 * 48;
+    const int64_t two = growth({narrow, shares, "ddp.overlap_grad_reduce=true",
+                                "ddp.overlap_param_gather=true", "ddp.bucket_size=1000"});
+    EXPECT_GE(two, 2 * table * 2 + table / ranks * 4) << ranks;
+    EXPECT_LT(two, gradients) << ranks;
+  }
+}
+
 TEST(MemoryPlan, ARuleOfOnesOwnTakesThePlaceOfTheConfigurations) {
   const UpdateStatement one = {.name = "lion", .state = {{"exp_avg"}}};
   const UpdateStatement matrices = {.name = "m", .unit = UpdateUnit::matrix};

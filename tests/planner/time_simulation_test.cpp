@@ -167,6 +167,24 @@ TEST(TimeSimulation, ADeviceWaitsForItsHost) {
   EXPECT_DOUBLE_EQ(read.step_s, 30);
 }
 
+TEST(TimeSimulation, AHostWaitsOnlyForWhatItReads) {
+  Machine machine = machine_of(2);
+  machine.launch_s = 5;
+  std::vector<uint32_t> steps(2);
+  // The host reads what the device had before it waited. In the first step the device waits from 6
+  // to 22, computes until 42, and the host has launched the last kernel by 20. In the second one
+  // the host is behind the device at 44, but launches the last kernel long before 76.
+  const StepTime time = time_of(machine, [&](int64_t rank, Writer& writer) {
+    writer.kernel(1);
+    writer.wait(writer.start(0, {.kind = Kind::all_reduce}, 6));
+    writer.kernel(20);
+    writer.host_wait(steps[static_cast<size_t>(rank)]++);
+    writer.kernel(1);
+  });
+  EXPECT_DOUBLE_EQ(time.step_s, 34);
+  expect_parts(time.ranks.at(0), 22, 0, 12, 0);
+}
+
 TEST(TimeSimulation, ASynchronousMachineLaunchesAndRunsInTurn) {
   Machine machine = machine_of(2);
   machine.launch_s = 5;
@@ -237,6 +255,60 @@ TEST(TimeSimulation, ARingBetweenHostsUsesTheAdaptersOfAHost) {
   EXPECT_DOUBLE_EQ(machine_of(1).transfer(message, ranks, 0).seconds, 24);
 }
 
+/// A job in which the ranks of a stage share the program of the first one: two equal steps in a
+/// group of `kind`.
+JobProgram job_of_stages(const ParallelSizes& sizes, GroupKind kind,
+                         const std::function<void(int64_t stage, Writer&)>& step) {
+  JobProgram job{.programs = {}, .program_of = {}, .grids = RankGrids(sizes)};
+  const RankGroups stages = job.grids->groups(GroupKind::pp);
+  for (int64_t rank = 0; rank < sizes.world_size; ++rank) {
+    const int64_t stage = *stages.position_of(rank);
+    job.program_of.push_back(static_cast<uint32_t>(stage));
+    if (stage < static_cast<int64_t>(job.programs.size())) continue;
+    Writer writer(rank);
+    writer.group(to_string(kind), job.grids->group_of(kind, rank));
+    for (int i = 0; i < 2; ++i) {
+      step(stage, writer);
+      writer.end_step();
+    }
+    job.programs.push_back(writer.take());
+  }
+  return job;
+}
+
+/// The seconds that an operation of 6 bytes adds to a step in which all ranks share a program.
+double seconds_of(const ParallelSizes& sizes, const CollectiveOperation& operation,
+                  int64_t ranks_per_host) {
+  const JobProgram job = job_of_stages(sizes, GroupKind::tp, [&](int64_t, Writer& writer) {
+    writer.kernel(1);
+    writer.wait(writer.start(0, operation, 6));
+  });
+  return simulate_step(job, machine_of(ranks_per_host)).step_s - 1;
+}
+
+TEST(TimeSimulation, TheGroupThatLiesWorstOnTheHostsDecides) {
+  // Rank 0 passes on to a rank of its host, rank 1 does not.
+  const ParallelSizes four = {.world_size = 4, .tensor = 4};
+  const CollectiveOperation next = {.kind = Kind::exchange, .position = 1, .source = 3};
+  EXPECT_DOUBLE_EQ(seconds_of(four, next, 4), 12);
+  EXPECT_DOUBLE_EQ(seconds_of(four, next, 2), 18);
+  // Rank 0 passes on to another host, like all ranks.
+  EXPECT_DOUBLE_EQ(seconds_of(four, {.kind = Kind::exchange, .position = 2, .source = 2}, 2), 18);
+  // Ranks 0 to 2 are on one host, and ranks 3 to 5 on two: each sends 8 bytes.
+  const ParallelSizes six = {.world_size = 6, .tensor = 3};
+  EXPECT_DOUBLE_EQ(seconds_of(six, {.kind = Kind::all_reduce}, 3), 16);
+  EXPECT_DOUBLE_EQ(seconds_of(six, {.kind = Kind::all_reduce}, 4), 24);
+  // Rank 0 sends to rank 2 on its host, rank 1 to rank 3 on the next one.
+  const JobProgram messages = job_of_stages(
+      {.world_size = 4, .pipeline = 2}, GroupKind::pp, [](int64_t stage, Writer& writer) {
+        writer.kernel(1);
+        if (stage == 0) writer.wait(writer.start(0, {.kind = Kind::send, .position = 1}, 6));
+        if (stage == 1) writer.wait(writer.start(0, {.kind = Kind::receive, .position = 0}, 6));
+      });
+  EXPECT_DOUBLE_EQ(simulate_step(messages, machine_of(4)).step_s, 1 + 12);
+  EXPECT_DOUBLE_EQ(simulate_step(messages, machine_of(3)).step_s, 1 + 18);
+}
+
 /// The pipeline's own simulation, in which messages take `transfer`, is the oracle.
 void expect_as_simulated(const ScheduleOptions& options, int64_t transfer) {
   const PipelineSchedule schedule = make_schedule(options);
@@ -291,7 +363,7 @@ TEST(TimeSimulation, PipelinesTakeAsLongAsTheirScheduleSays) {
 TEST(TimeSimulation, MessagesThatTakeTimeDelayAPipelineAsMuchAsItsScheduleSays) {
   for (const int64_t microbatches : {1, 4, 9})
     expect_as_simulated(
-        {.pipeline = 4, .microbatches = microbatches, .family = ScheduleFamily::gpipe}, 0);
+        {.pipeline = 4, .microbatches = microbatches, .family = ScheduleFamily::gpipe}, 1);
   expect_as_simulated({.pipeline = 2, .microbatches = 1}, 1);
   expect_as_simulated({.pipeline = 4, .microbatches = 1}, 1);
 }

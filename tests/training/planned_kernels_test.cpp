@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -174,6 +175,45 @@ TEST(PlannedKernels, PostponedWeightGradientsAreNoWorkOfTheOptimizer) {
     EXPECT_GT(whole.ranks[rank].optimizer_s, 0);
     EXPECT_NEAR(split.ranks[rank].optimizer_s / whole.ranks[rank].optimizer_s, 1, 1e-9) << rank;
   }
+}
+
+/// Bytes of the kernels of the last step.
+double kernel_bytes(const RankProgram& program) {
+  double bytes = 0;
+  for (size_t i = program.step_ends.at(0); i < program.step_ends.at(1); ++i)
+    if (program.events[i].kind == ProgramEvent::Kind::kernel)
+      bytes += static_cast<double>(program.kernels[program.events[i].value].bytes);
+  return bytes;
+}
+
+TEST(PlannedKernels, ContextParallelPositionsDoTheirOwnWork) {
+  const std::string four = "context_parallel_size=4";
+  for (const Overrides& overrides : std::vector<Overrides>{
+           layout({four}), with(layout({four}), {"model.window_size=4"}),
+           with(layout({four, "cp_comm_type=all_gather"}), {"model.window_size=4"})}) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(overrides, " ")));
+    const Config config = config_of(overrides);
+    const JobProgram job = record_job(config, 4, /*kernels=*/true);
+    EXPECT_EQ(job.programs.size(), 4u);
+    EXPECT_EQ(simulate_step(job, bytes_alone()).ranks.size(), 4u);
+    double most = 0;
+    for (int64_t rank = 0; rank < 4; ++rank) {
+      const double own = kernel_bytes(record_rank(config, 4, rank, /*kernels=*/true));
+      EXPECT_EQ(kernel_bytes(job.programs[job.program_of[static_cast<size_t>(rank)]]), own) << rank;
+      most = std::max(most, own);
+    }
+    EXPECT_LT(kernel_bytes(job.programs.front()), most);
+    EXPECT_EQ(record_job(config, 4).programs.size(), 1u);
+  }
+  const auto programs = [](const Overrides& fields) {
+    return record_job(config_of(layout(fields)), 4, /*kernels=*/true).programs.size();
+  };
+  EXPECT_EQ(programs({four, "cp_comm_type=a2a"}), 1u);
+  EXPECT_EQ(programs({four, "cp_comm_type=a2a+p2p", "hierarchical_context_parallel_sizes=4,1"}),
+            1u);
+  EXPECT_EQ(programs({four, "cp_comm_type=a2a+p2p", "hierarchical_context_parallel_sizes=2,2"}),
+            4u);
+  EXPECT_EQ(programs({four, "cp_comm_type_of_layers=a2a,a2a,a2a,p2p"}), 4u);
 }
 
 TEST(PlannedKernels, WhatTheHostDoesIsNoWorkOfTheDevice) {

@@ -129,6 +129,21 @@ TEST(PlannedMemory, FormulasCountTheLogitsOfAllMicrobatchesInFlight) {
   }
 }
 
+TEST(PlannedMemory, FormulasCountTheTermsThatAreAddedInFp32) {
+  // Few tokens, so that most of the memory is there when gradients are reduced.
+  const Config config = job_of(
+      {"train.precision=bf16", "train.device=cuda", "model.hidden_size=512",
+       "model.ffn_hidden_size=2048", "model.seq_length=16", "train.micro_batch_size=1",
+       "train.global_batch_size=4", "ddp.grad_reduce_in_fp32=false",
+       "ddp.use_distributed_optimizer=true", "ddp.reduce_scatter_with_fp32_accumulation=true"});
+  for (const int64_t ranks : {1, 2}) {
+    const auto recorded = static_cast<double>(recorded_peaks(record_job(config, ranks)).front());
+    const auto planned =
+        static_cast<double>(plan_memory(config, ranks).stages.front().total_bytes());
+    EXPECT_NEAR(planned / recorded, 1, 0.03) << ranks;
+  }
+}
+
 TEST(PlannedMemory, WhatIsOffloadedLeavesTheDevice) {
   const auto base = [](const Overrides& more) {
     return with({"train.precision=bf16", "train.device=cuda", "model.num_layers=12",

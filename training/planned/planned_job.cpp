@@ -11,6 +11,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/context_parallel_rules.h"
 #include "lockstep/datasets/batch_sizes.h"
 #include "lockstep/parallel_state/job_program.h"
 #include "lockstep/parallel_state/planned_rank.h"
@@ -179,6 +180,20 @@ std::optional<RankProgram> JobRecorder::try_to_record(int64_t rank, TextLengths&
   return program;
 }
 
+/// Whether context-parallel ranks of a stage give their devices different work: unless each has all
+/// tokens of some heads.
+bool works_by_context_position(const Config& config) {
+  if (config.parallel.context_parallel_size == 1) return false;
+  const std::vector<int64_t> levels = context_parallel_levels(config.parallel);
+  for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
+    const auto communication = context_communication(config.model, config.parallel, layer);
+    const bool by_heads = communication == ContextCommunication::a2a ||
+                          (communication == ContextCommunication::a2a_p2p && levels.at(1) == 1);
+    if (!by_heads) return true;
+  }
+  return false;
+}
+
 /// The program number of each rank; ranks with equal numbers do the same, each in its own groups.
 std::vector<uint32_t> programs_of(const Config& config, const RankGrids& grids, bool kernels) {
   // A rank finishes and updates what lies in its shard.
@@ -187,10 +202,14 @@ std::vector<uint32_t> programs_of(const Config& config, const RankGrids& grids, 
   const bool cuts_shards = config.ddp.use_distributed_optimizer && places <= most;
   const bool shares_groups =
       config.model.num_query_groups && *config.model.num_query_groups < grids.size(GroupKind::tp);
+  const bool differs_over_context =
+      kernels && !cuts_shards && works_by_context_position(config) &&
+      grids.size(GroupKind::pp) * grids.size(GroupKind::cp) <= kMostPlaces;
   std::vector<RankGroups> placed = {grids.groups(GroupKind::pp)};
   if (cuts_shards)
     for (const GroupKind kind : {GroupKind::dp_cp, GroupKind::expert_dp})
       placed.push_back(grids.groups(kind));
+  if (differs_over_context) placed.push_back(grids.groups(GroupKind::cp));
   if (shares_groups) placed.push_back(grids.groups(GroupKind::tp));
   std::map<std::vector<int64_t>, uint32_t> known;
   std::vector<uint32_t> programs;
@@ -227,9 +246,9 @@ void in_threads(size_t count, const std::function<void(size_t)>& body) {
 
 }  // namespace
 
-RankProgram record_rank(const Config& given, int64_t world_size, int64_t rank) {
+RankProgram record_rank(const Config& given, int64_t world_size, int64_t rank, bool kernels) {
   const Config config = planned_config(given, world_size);
-  JobRecorder recorder(config, world_size, /*kernels=*/false, PlannedTasks::repeated);
+  JobRecorder recorder(config, world_size, kernels, PlannedTasks::repeated);
   TextLengths lengths;
   return recorder.record(rank, lengths);
 }

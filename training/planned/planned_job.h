@@ -37,12 +37,17 @@ enum class PlannedTasks {
 ///
 /// With `kernels` the programs also contain the work that each rank gives its device in the steps;
 /// see KernelObserver. The first position of each stage then represents all from 17 pairs of a
-/// stage and a data-parallel position on, because recording kernels takes longer.
+/// stage and a data-parallel position on, because recording kernels takes longer. But the work of
+/// attention depends on the context-parallel position, unless cp_comm_type is a2a in all layers:
+/// the tokens of the first position see the fewest others in a window, and a ring gives it half of
+/// each later step. So each pair of a stage and a context-parallel position is recorded, if there
+/// are up to 128.
 JobProgram record_job(const Config& config, int64_t world_size, bool kernels = false,
                       PlannedTasks tasks = PlannedTasks::repeated);
 
-/// The program of one rank.
-RankProgram record_rank(const Config& config, int64_t world_size, int64_t rank);
+/// The program of one rank; `kernels` as for record_job().
+RankProgram record_rank(const Config& config, int64_t world_size, int64_t rank,
+                        bool kernels = false);
 
 /// prove_order() of record_job().
 OrderVerdict verify_job(const Config& config, int64_t world_size);
