@@ -63,6 +63,9 @@ void apply_precision(MegatronSettings& s) {
   const bool adapts = fp16 && !s.has("--loss-scale");
   if (!s.has("--no-check-for-nan-in-loss-and-grad") && !adapts)
     s.set("ddp.check_for_nan_in_grad", true);
+  require<ConfigError>(!s.has("--check-for-large-grads") || !adapts,
+                       "--check-for-large-grads: allowed with --fp16 only together with "
+                       "--loss-scale, because a dynamic loss scale makes gradients overflow");
   apply_fp8(s);
 }
 

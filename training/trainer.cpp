@@ -57,6 +57,10 @@ Config checked(const Config& config, const ParallelState& parallel_state) {
   check_supported(config);
   kernels::check_matrix_products();
   check_layout(config, parallel_state.world_size());
+  require<ConfigError>(!config.train.replay_interval || config.train.deterministic ||
+                           !parallel_state.device().is_cuda(),
+                       "train.deterministic: found false, allowed with train.replay_interval on a "
+                       "GPU: true, because other kernels need not give the same bits twice");
   return resolve_for_device(config, parallel_state.device().is_cpu());
 }
 

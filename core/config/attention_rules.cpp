@@ -15,9 +15,10 @@ void check_rotated_channels(const TransformerConfig& model, const FieldNames& na
   if (model.position_embedding_type != PositionEmbeddingType::rope) return;
   if (model.multi_latent_attention) return;  // see check_latent_attention()
   const int64_t channels = *model.kv_channels;
-  const double rotated = static_cast<double>(channels) * model.rotary_percent;
-  const bool good =
-      rotated >= 2 && std::floor(rotated) == rotated && static_cast<int64_t>(rotated) % 2 == 0;
+  const double exact = static_cast<double>(channels) * model.rotary_percent;
+  const int64_t rotated = rotated_channels(model);
+  const bool whole = std::abs(exact - static_cast<double>(rotated)) < 1e-12 * exact;
+  const bool good = rotated >= 2 && rotated % 2 == 0 && whole;
   require<ConfigError>(good || model.rotary_percent != 1,
                        "{}: found {}, allowed with model.position_embedding_type = rope: an even "
                        "number of channels",
@@ -137,7 +138,7 @@ int64_t latent_head_channels(const TransformerConfig& model) {
 
 int64_t rotated_channels(const TransformerConfig& model) {
   if (model.multi_latent_attention) return model.qk_pos_emb_head_dim;
-  return static_cast<int64_t>(static_cast<double>(*model.kv_channels) * model.rotary_percent);
+  return std::llround(static_cast<double>(*model.kv_channels) * model.rotary_percent);
 }
 
 double yarn_mscale(double factor, double weight) {

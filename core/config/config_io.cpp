@@ -12,8 +12,9 @@
 #include "lockstep/core/config_bounds.h"
 #include "lockstep/core/config_rules.h"
 #include "lockstep/core/field_suggestions.h"
-#include "lockstep/core/followers.h"
 #include "lockstep/core/input_file.h"
+#include "lockstep/core/overrides.h"
+#include "lockstep/core/text_format.h"
 
 #include "core/config/config.pb.h"
 #include "core/config/config_gen.h"
@@ -26,193 +27,6 @@ namespace pb = google::protobuf;
 using pb::FieldDescriptor;
 
 constexpr size_t kMaxTextBytes = 1 << 20;
-
-/// "model.num_layers" for a field of one of the messages inside Config.
-std::string path_of(const FieldDescriptor& field) {
-  const pb::Descriptor& root = *proto::Config::descriptor();
-  for (int i = 0; i < root.field_count(); ++i)
-    if (root.field(i)->message_type() == field.containing_type())
-      return root.field(i)->name() + "." + field.name();
-  return field.name();
-}
-
-/// "FIELD: " of the field whose value begins in `column` of a line of `text` (a tab advances to the
-/// next multiple of 8); empty if no value begins there.
-std::string field_of_value(std::string_view text, int line, int column) {
-  for (; line > 0; --line) text.remove_prefix(std::min(text.find('\n'), text.size() - 1) + 1);
-  size_t size = 0;
-  for (int at = 0; at < column && size < text.size(); ++size)
-    at += text[size] == '\t' ? 8 - at % 8 : 1;
-  std::string_view front = text.substr(0, size);
-  const auto drop = [&front](const char* ending) {
-    front = front.substr(0, front.find_last_not_of(ending) + 1);
-  };
-  drop(" \t-");
-  if (front.ends_with(',')) front = front.substr(0, std::min(front.rfind('['), front.size()));
-  drop(" \t[");
-  if (!front.ends_with(':')) return "";
-  drop(" \t:");
-  const std::string name(front.substr(front.find_last_of(" \t\n{<,;") + 1));
-  const pb::Descriptor& root = *proto::Config::descriptor();
-  for (int i = 0; i < root.field_count(); ++i)
-    if (const auto* field = root.field(i)->message_type()->FindFieldByName(name))
-      return path_of(*field) + ": ";
-  return "";
-}
-
-/// Collects protobuf's first error as "origin:line:column: message", with the field if its value is
-/// wrong.
-class ErrorCollector : public pb::io::ErrorCollector {
- public:
-  ErrorCollector(std::string origin, std::string_view text)
-      : origin_(std::move(origin)), text_(text) {}
-
-  void AddError(int line, pb::io::ColumnNumber column, const std::string& message) override {
-    if (!first_.empty()) return;
-    const bool of_value = message.starts_with("Expected") || message.starts_with("Integer");
-    first_ =
-        fmt::format("{}:{}:{}: {}{}", origin_, line + 1, column + 1,
-                    of_value ? field_of_value(text_, line, column) : "", in_our_words(message));
-  }
-
-  const std::string& first() const { return first_; }
-
- private:
-  /// Protobuf says 'Message type "lockstep.proto.TransformerConfig" has no field named "x".'
-  static std::string in_our_words(std::string message) {
-    constexpr std::string_view kPackage = "lockstep.proto.", kUnknown = "\" has no field named \"";
-    if (message.starts_with("Invalid value for boolean")) return message + " Allowed: true, false.";
-    const auto at = message.find(kPackage);
-    if (at == std::string::npos) return message;
-    message.erase(at, kPackage.size());
-    const auto end_of_type = message.find(kUnknown, at);
-    if (end_of_type == std::string::npos) return message;
-    const std::string group = group_of_type(message.substr(at, end_of_type - at));
-    const auto name = end_of_type + kUnknown.size();
-    return unknown_field(group + message.substr(name, message.find('"', name) - name));
-  }
-
-  /// "model." for "TransformerConfig"; empty for Config itself.
-  static std::string group_of_type(const std::string& type) {
-    const pb::Descriptor& root = *proto::Config::descriptor();
-    for (int i = 0; i < root.field_count(); ++i)
-      if (root.field(i)->message_type()->name() == type) return root.field(i)->name() + ".";
-    return "";
-  }
-
-  std::string origin_;
-  std::string_view text_;
-  std::string first_;
-};
-
-void parse_text(const std::string& text, const std::string& origin, pb::Message* message) {
-  ErrorCollector errors(origin, text);
-  pb::TextFormat::Parser parser;
-  parser.RecordErrorsTo(&errors);
-  if (!parser.ParseFromString(text, message))
-    throw ConfigError(errors.first().empty() ? origin + ": not a configuration" : errors.first());
-}
-
-template <class Number>
-Number parse_number(const std::string& text, const std::string& option, const char* kind) {
-  Number value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  require<ConfigError>(error == std::errc() && end == text.data() + text.size() && !text.empty(),
-                       "{}: found '{}', allowed: {}", option, text, kind);
-  return value;
-}
-
-bool is_quoted(const std::string& text) {
-  return text.size() >= 2 && text.front() == '"' && text.back() == '"';
-}
-
-void check_one_value(size_t found, const std::string& option) {
-  require<ConfigError>(found <= 1, "{}: found several values, allowed: one, or a list in []",
-                       option);
-}
-
-/// Sets the field to a value in text format, and nothing else.
-void set_from_text(pb::Message* message, const FieldDescriptor& field, const std::string& value,
-                   const std::string& option) {
-  const std::unique_ptr<pb::Message> parsed(message->New());  // the parser clears its target
-  parse_text(field.name() + ": " + value, option, parsed.get());
-  std::vector<const FieldDescriptor*> set;
-  parsed->GetReflection()->ListFields(*parsed, &set);
-  check_one_value(set.size(), option);
-  message->GetReflection()->ClearField(message, &field);
-  message->MergeFrom(*parsed);
-}
-
-/// `value` is a list in brackets, or its only element.
-void set_list(pb::Message* message, const FieldDescriptor& field, const std::string& value,
-              const std::string& option) {
-  const pb::Reflection& reflection = *message->GetReflection();
-  if (!value.empty() && value.front() == '[') return set_from_text(message, field, value, option);
-  if (is_quoted(value)) {
-    set_from_text(message, field, value, option);
-    const int size = reflection.FieldSize(*message, &field);
-    return check_one_value(static_cast<size_t>(size), option);
-  }
-  reflection.ClearField(message, &field);
-  if (field.cpp_type() == FieldDescriptor::CPPTYPE_INT64) {
-    const char* const kind = "a whole number of 64 bits, or a list of them, as in [0, 1]";
-    reflection.AddInt64(message, &field, parse_number<int64_t>(value, option, kind));
-  } else {
-    reflection.AddString(message, &field, value);
-  }
-}
-
-void set_field(pb::Message* message, const FieldDescriptor& field, const std::string& value,
-               const std::string& option) {
-  const pb::Reflection& reflection = *message->GetReflection();
-  if (field.is_repeated()) return set_list(message, field, value, option);
-  switch (field.cpp_type()) {
-    case FieldDescriptor::CPPTYPE_INT64:
-      reflection.SetInt64(message, &field,
-                          parse_number<int64_t>(value, option, "a whole number of 64 bits"));
-      break;
-    case FieldDescriptor::CPPTYPE_DOUBLE:
-      reflection.SetDouble(message, &field,
-                           parse_number<double>(value, option, "a number of double precision"));
-      break;
-    case FieldDescriptor::CPPTYPE_BOOL: {
-      const bool is_true = value == "true" || value == "1";
-      require<ConfigError>(is_true || value == "false" || value == "0",
-                           "{}: found '{}', allowed: true, false", option, value);
-      reflection.SetBool(message, &field, is_true);
-      break;
-    }
-    default:
-      if (is_quoted(value)) return set_from_text(message, field, value, option);
-      reflection.SetString(message, &field, value);
-  }
-}
-
-void apply_override(proto::Config* config, const std::string& assignment) {
-  const std::string option = "--set " + assignment;
-  const auto equals = assignment.find('=');
-  require<ConfigError>(equals != std::string::npos, "{}: must have the form path=value", option);
-  std::string path = assignment.substr(0, equals);
-  pb::Message* message = config;
-  for (;;) {
-    const auto dot = path.find('.');
-    const std::string name = path.substr(0, dot);
-    const FieldDescriptor* field = message->GetDescriptor()->FindFieldByName(name);
-    if (field == nullptr)
-      fail<ConfigError>("{}: {}", option, unknown_field(assignment.substr(0, equals)));
-    const bool is_message = field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE;
-    if (!is_message) {
-      require<ConfigError>(dot == std::string::npos, "{}: '{}' is a value and has no fields",
-                           option, name);
-      return set_field(message, *field, assignment.substr(equals + 1), option);
-    }
-    require<ConfigError>(dot != std::string::npos,
-                         "{}: '{}' is a group of fields; name one of them, as in {}.{}", option,
-                         name, name, field->message_type()->field(0)->name());
-    message = message->GetReflection()->MutableMessage(message, field);
-    path.erase(0, dot + 1);
-  }
-}
 
 std::string value_text(const pb::Message& message, const FieldDescriptor& field, int index) {
   std::string text;
@@ -329,8 +143,7 @@ Config parse_config(std::string_view text, const std::string& origin,
                        text.size(), kMaxTextBytes);
   proto::Config message;
   parse_text(std::string(text), origin, &message);
-  forget_followers(overrides, &message);
-  for (const std::string& assignment : overrides) apply_override(&message, assignment);
+  apply_overrides(overrides, &message);
   check_fields(message);
   const Config config = config_from_message(message);
   check_rules(config);

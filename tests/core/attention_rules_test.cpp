@@ -1,5 +1,7 @@
 // Which fields of heads, windows and rotary positions go together.
 
+#include "lockstep/core/attention_rules.h"
+
 #include <gtest/gtest.h>
 
 #include "lockstep/core/config_io.h"
@@ -39,6 +41,15 @@ TEST(AttentionRules, FieldsThatNothingWouldReadAreRefused) {
             "model.v_head_dim: found 3, allowed with: model.multi_latent_attention = true");
   EXPECT_EQ(attention_refusal({"model.q_lora_rank=3"}),
             "model.q_lora_rank: found 3, allowed with: model.multi_latent_attention = true");
+}
+
+// 100 * 0.28 and 100 * 0.58 are 28.000000000000004 and 57.99999999999999 in double precision.
+TEST(AttentionRules, RoundingDoesNotRefuseAShareOfChannels) {
+  for (const auto& [share, channels] : {std::pair("0.14", 14), {"0.28", 28}, {"0.58", 58}}) {
+    const Config config = parse_config(
+        "", "x", {"model.kv_channels=100", std::string("model.rotary_percent=") + share});
+    EXPECT_EQ(rotated_channels(config.model), channels);
+  }
 }
 
 TEST(AttentionRules, Yarn) {

@@ -241,34 +241,6 @@ TEST(Config, AllOfThePathIsForTrainingBesideAValidPath) {
   EXPECT_EQ(print_config(parse_config(print_config(config), "again")), print_config(config));
 }
 
-TEST(Config, OverridesOfAnEffectiveConfigurationReachWhatFollowsThem) {
-  const std::string effective = print_config(parse_config("", "x", {"data.path=a"}));
-  const Config decay = parse_config(effective, "x", {"optimizer.weight_decay=0.5"});
-  EXPECT_EQ(decay.optimizer.start_weight_decay, 0.5);
-  EXPECT_EQ(decay.optimizer.end_weight_decay, 0.5);
-  EXPECT_EQ(split_of(parse_config(effective, "x", {"data.valid_path=b"}).data), "1,0");
-  const Config kept =
-      parse_config(effective, "x",
-                   {"optimizer.weight_decay_incr_style=linear", "optimizer.end_weight_decay=0.7"});
-  EXPECT_EQ(kept.optimizer.start_weight_decay, 0.01);
-  const Config own = parse_config(effective, "x",
-                                  {"optimizer.weight_decay=0.5", "optimizer.end_weight_decay=0.7",
-                                   "optimizer.weight_decay_incr_style=linear"});
-  EXPECT_EQ(own.optimizer.start_weight_decay, 0.5);
-  EXPECT_EQ(own.optimizer.end_weight_decay, 0.7);
-}
-
-TEST(Config, AQuotedValueIsReadAsInAFile) {
-  const auto prompt_of = [](const std::string& value) {
-    return parse_config("", "x", {"train.sample_prompt=" + value}).train.sample_prompt;
-  };
-  EXPECT_EQ(prompt_of(R"("a\nb\"c")"), "a\nb\"c");
-  EXPECT_EQ(prompt_of(R"(a\nb)"), R"(a\nb)");
-  EXPECT_EQ(prompt_of(R"(")"), R"(")");
-  EXPECT_EQ(parse_config("", "x", {R"(data.path="a\tb")"}).data.path,
-            std::vector<std::string>{"a\tb"});
-}
-
 TEST(Config, LayersWithExpertsAreANumberOrAList) {
   const auto parsed = [](const std::string& text, const std::vector<std::string>& more = {}) {
     return parse_config("model { num_layers: 3 " + text + " }", "x", more).model.moe_layer_freq;

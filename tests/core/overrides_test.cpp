@@ -1,0 +1,99 @@
+// Overrides (--set) of plain and of effective configurations.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/config_io.h"
+#include "lockstep/core/config_rules.h"
+#include "lockstep/core/error.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::throws_with;
+
+TEST(Overrides, OverridesOfAnEffectiveConfigurationReachWhatFollowsThem) {
+  const std::string effective = print_config(parse_config("", "x", {"data.path=a"}));
+  const Config decay = parse_config(effective, "x", {"optimizer.weight_decay=0.5"});
+  EXPECT_EQ(decay.optimizer.start_weight_decay, 0.5);
+  EXPECT_EQ(decay.optimizer.end_weight_decay, 0.5);
+  EXPECT_EQ(split_of(parse_config(effective, "x", {"data.valid_path=b"}).data), "1,0");
+  const Config kept =
+      parse_config(effective, "x",
+                   {"optimizer.weight_decay_incr_style=linear", "optimizer.end_weight_decay=0.7"});
+  EXPECT_EQ(kept.optimizer.start_weight_decay, 0.01);
+  const Config own = parse_config(effective, "x",
+                                  {"optimizer.weight_decay=0.5", "optimizer.end_weight_decay=0.7",
+                                   "optimizer.weight_decay_incr_style=linear"});
+  EXPECT_EQ(own.optimizer.start_weight_decay, 0.5);
+  EXPECT_EQ(own.optimizer.end_weight_decay, 0.7);
+}
+
+// An override of an effective configuration means what it means in the one that it came from.
+TEST(Overrides, AnOverrideDoesNotDependOnWhetherTheConfigurationIsEffective) {
+  const std::string full = "model { num_layers: 6 recompute_granularity: \"full\" ";
+  const std::pair<std::string, std::string> cases[] = {
+      {full + "recompute_method: \"block\" }", "model.recompute_method=uniform"},
+      {full + "recompute_method: \"uniform\" }", "model.recompute_method=block"},
+      {full + "recompute_method: \"block\" recompute_num_layers: 2 }", "model.num_layers=4"},
+      {full + "recompute_method: \"block\" }", "model.num_layers=4"},
+      {"train { train_iters: 20 } optimizer { lr_warmup_iters: 40 }", "train.train_iters=450"},
+      {"train { train_iters: 450 }", "train.train_iters=100"},
+      {"train { train_iters: 450 } optimizer { lr_decay_iters: 300 }", "train.train_iters=400"},
+      {"train { train_iters: 20 } optimizer { lr_warmup_iters: 40 }",
+       "optimizer.lr_warmup_iters=60"},
+      {"", "ddp.average_in_collective=true"},
+      {"train { device: \"cpu\" }", "train.device=cuda"},
+      {"train { device: \"cpu\" } parallel { distributed_timeout_seconds: 7 }",
+       "train.device=cuda"},
+      {"model { num_attention_heads: 4 hidden_size: 64 }", "model.num_attention_heads=8"},
+      {"model { num_attention_heads: 4 num_query_groups: 2 hidden_size: 64 }",
+       "model.num_attention_heads=8"},
+      {"model { hidden_size: 64 }", "model.hidden_size=128"},
+      {"model { hidden_size: 64 ffn_hidden_size: 100 kv_channels: 32 }", "model.hidden_size=128"},
+      {"model { num_experts: 4 hidden_size: 64 moe_router_topk: 2 }", "model.ffn_hidden_size=96"},
+      {"optimizer { weight_decay: 0.1 end_weight_decay: 0.3 weight_decay_incr_style: \"linear\" }",
+       "optimizer.weight_decay=0.2"},
+  };
+  for (const auto& [text, override_] : cases) {
+    const std::string effective = print_config(parse_config(text, "x"));
+    EXPECT_EQ(print_config(parse_config(effective, "x", {override_})),
+              print_config(parse_config(text, "x", {override_})))
+        << text << ", " << override_;
+  }
+}
+
+TEST(Overrides, AListOfStringsNeedsNoQuotes) {
+  const auto paths = [](const std::string& list) {
+    return parse_config("data { path: \"c\" }", "x", {"data.path=" + list}).data.path;
+  };
+  using Paths = std::vector<std::string>;
+  EXPECT_EQ(paths("[a.txt,b.txt]"), (Paths{"a.txt", "b.txt"}));
+  EXPECT_EQ(paths("[ a, b c ]"), (Paths{"a", "b c"}));
+  EXPECT_EQ(paths("[a]"), Paths{"a"});
+  EXPECT_EQ(paths(R"(["a,b", 'c'])"), (Paths{"a,b", "c"}));
+  EXPECT_EQ(paths("[]"), Paths{});
+  EXPECT_EQ(paths("[ ]"), Paths{});
+  for (const std::string list : {"[a,]", "[,a]", "[,]"})
+    EXPECT_TRUE(throws_with<ConfigError>([&] { paths(list); }, "found an empty element"));
+  EXPECT_TRUE(throws_with<ConfigError>([&] { paths("[a,,b]"); },
+                                       "--set data.path=[a,,b]: found an empty element"));
+}
+
+TEST(Overrides, AQuotedValueIsReadAsInAFile) {
+  const auto prompt_of = [](const std::string& value) {
+    return parse_config("", "x", {"train.sample_prompt=" + value}).train.sample_prompt;
+  };
+  EXPECT_EQ(prompt_of(R"("a\nb\"c")"), "a\nb\"c");
+  EXPECT_EQ(prompt_of(R"(a\nb)"), R"(a\nb)");
+  EXPECT_EQ(prompt_of(R"(")"), R"(")");
+  EXPECT_EQ(parse_config("", "x", {R"(data.path="a\tb")"}).data.path,
+            std::vector<std::string>{"a\tb"});
+}
+
+}  // namespace
+}  // namespace lockstep
