@@ -62,14 +62,24 @@ void PieceEncoder::begin_characters(std::string_view piece) {
   }
 }
 
-void PieceEncoder::begin_piece(std::string_view piece) {
+void PieceEncoder::begin_bytes(std::string_view piece) {
   const PieceAlphabet& alphabet = vocabulary_->alphabet;
-  if (alphabet.by_bytes) {
-    nodes_.resize(piece.size());
-    for (size_t i = 0; i < piece.size(); ++i)
-      nodes_[i] = {alphabet.bytes[static_cast<unsigned char>(piece[i])], 0, 0, kNoRank};
+  bool after_unknown = false;
+  for (const char byte : piece) {
+    uint32_t id = alphabet.bytes[static_cast<unsigned char>(byte)];
+    const bool known = id != PieceAlphabet::kNoId;
+    if (!known && alphabet.unknown && !(after_unknown && alphabet.join_unknown))
+      id = *alphabet.unknown;
+    if (id != PieceAlphabet::kNoId) nodes_.push_back({id, 0, 0, kNoRank});
+    after_unknown = !known;
+  }
+}
+
+void PieceEncoder::begin_piece(std::string_view piece) {
+  nodes_.clear();
+  if (vocabulary_->alphabet.by_bytes) {
+    begin_bytes(piece);
   } else {
-    nodes_.clear();
     begin_characters(piece);
   }
   for (uint32_t i = 0; i < nodes_.size(); ++i) {

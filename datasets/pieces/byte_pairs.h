@@ -45,13 +45,15 @@ class MergeTable {
 struct PieceAlphabet {
   /// A piece starts out as its bytes; otherwise as its characters.
   bool by_bytes = true;
+  static constexpr uint32_t kNoId = 0xFFFFFFFF;  ///< of a byte that has none
   /// Ids of the bytes. If a piece starts out as characters, they are used, if `has_bytes`, for the
   /// bytes of a character that has no id.
   std::array<uint32_t, 256> bytes = {};
   bool has_bytes = true;
   std::unordered_map<uint32_t, uint32_t> characters;  ///< ids by code point
-  std::optional<uint32_t> unknown;  ///< of any other character; if unset, that is left out
-  bool join_unknown = false;        ///< one id for several such characters in a row
+  /// Of any other character or byte; if unset, that is left out, and merges join its neighbors.
+  std::optional<uint32_t> unknown;
+  bool join_unknown = false;  ///< one id for several such characters or bytes in a row
 };
 
 /// A hash that allows looking up strings by views.
@@ -93,6 +95,7 @@ class PieceEncoder {
     uint32_t rank;  ///< of the merge with the next one
   };
 
+  void begin_bytes(std::string_view piece);
   void begin_piece(std::string_view piece);
   void begin_characters(std::string_view piece);
   void merge_piece(std::string_view piece, std::vector<int64_t>& ids);

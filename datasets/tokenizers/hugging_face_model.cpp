@@ -62,13 +62,28 @@ std::vector<PairMerge> read_merges(const JsonField& list, const TokenNames& toke
   return merges;
 }
 
-void read_byte_alphabet(const JsonField& vocab, const TokenNames& tokens, PieceAlphabet& alphabet) {
+void read_unknown(const JsonField& model, const TokenNames& tokens, PieceAlphabet& alphabet) {
+  alphabet.join_unknown = model["fuse_unk"].flag_or(false);
+  const JsonField unknown = model["unk_token"];
+  if (unknown.is_null()) return;
+  const auto found = tokens.ids.find(unknown.text());
+  if (found == tokens.ids.end()) unknown.refuse("null or a token of model.vocab");
+  alphabet.unknown = found->second;
+}
+
+/// A tokenizer that was trained without initial_alphabet lacks the bytes that its texts lacked.
+void read_byte_alphabet(const JsonField& model, const TokenNames& tokens, PieceAlphabet& alphabet) {
+  bool complete = true;
   for (unsigned byte = 0; byte < 256; ++byte) {
     const auto found = tokens.ids.find(name_of_byte(static_cast<unsigned char>(byte)));
-    require<FileError>(found != tokens.ids.end(),
-                       "{}: found no token for byte {}, allowed: all 256", vocab.place(), byte);
-    alphabet.bytes[byte] = found->second;
+    const bool has_id = found != tokens.ids.end();
+    alphabet.bytes[byte] = has_id ? found->second : PieceAlphabet::kNoId;
+    complete = complete && has_id;
   }
+  if (complete) return;
+  if (model["byte_fallback"].flag_or(false) && tokens.ids.contains("<0x00>"))
+    model["byte_fallback"].refuse("false where bytes lack a token of ByteLevel");
+  read_unknown(model, tokens, alphabet);
 }
 
 /// Reads the tokens <0x00> to <0xFF>. Returns whether they are there.
@@ -96,12 +111,7 @@ void read_characters(const JsonField& model, const TokenNames& tokens, PieceAlph
   }
   alphabet.has_bytes =
       model["byte_fallback"].flag_or(false) && read_fallback_bytes(model, tokens, alphabet);
-  alphabet.join_unknown = model["fuse_unk"].flag_or(false);
-  const JsonField unknown = model["unk_token"];
-  if (unknown.is_null()) return;
-  const auto found = tokens.ids.find(unknown.text());
-  if (found == tokens.ids.end()) unknown.refuse("null or a token of model.vocab");
-  alphabet.unknown = found->second;
+  read_unknown(model, tokens, alphabet);
 }
 
 /// Tokens that stand for no character of the text must not be merged where pieces are cut apart.
@@ -134,7 +144,7 @@ TokenNames read_model(const JsonField& model, bool by_bytes, HuggingFaceTokenize
   PieceAlphabet& alphabet = file.vocabulary.alphabet;
   alphabet.by_bytes = by_bytes;
   if (by_bytes) {
-    read_byte_alphabet(model["vocab"], tokens, alphabet);
+    read_byte_alphabet(model, tokens, alphabet);
   } else {
     read_characters(model, tokens, alphabet);
     check_merges(list, merges, alphabet);

@@ -60,8 +60,45 @@ TEST_F(DamagedTokenizer, ModelsAreNamed) {
   EXPECT_TRUE(refused("/model/merges/0", "a q", "model.merges[0]: found \"a q\", allowed: tokens"));
   EXPECT_TRUE(refused("/model/ignore_merges", 1, "model.ignore_merges: found 1, allowed: true or"));
   HfJson json = good_;
-  json["model"]["vocab"].erase("a");
-  EXPECT_TRUE(hf_refused(json, "'T': model.vocab: found no token for byte 97, allowed: all 256"));
+  HfJson& vocab = json["model"]["vocab"];
+  vocab.erase("\u0100");  // of byte 0
+  vocab["another"] = 0;
+  EXPECT_NO_THROW(hf_tokenizer(json));
+  json["model"]["byte_fallback"] = true;
+  EXPECT_NO_THROW(hf_tokenizer(json));
+  vocab.erase("another");
+  vocab["<0x00>"] = 0;
+  EXPECT_TRUE(hf_refused(json, "'T': model.byte_fallback: found true, allowed: false where bytes"));
+}
+
+// The ids of PyPI's tokenizers 0.23.3. "\u0120" is a space and "\u010A" a line feed.
+TEST(HuggingFaceTokenizer, BytesWithoutATokenAreUnknownOrLeftOut) {
+  const auto encode = [](const std::string& text, bool unknown, bool fuse) {
+    HfJson json = {{"version", "1.0"},
+                   {"added_tokens", HfJson::array()},
+                   {"normalizer", nullptr},
+                   {"pre_tokenizer",
+                    {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}}},
+                   {"decoder", {{"type", "ByteLevel"}}},
+                   {"model", fuzz::byte_level_sample()["model"]}};
+    HfJson& model = json["model"];
+    model["vocab"] = {{"<unk>", 0},  {"a", 1},  {"b", 2},           {"\u0120", 3},
+                      {"\u010A", 4}, {"ab", 5}, {"\u010A\u010A", 6}};
+    model["merges"] = {"a b", "\u010A \u010A"};
+    model["unk_token"] = unknown ? HfJson("<unk>") : HfJson();
+    model["fuse_unk"] = fuse;
+    return hf_tokenizer(json).encode(text);
+  };
+  using Ids = std::vector<int64_t>;
+  EXPECT_EQ(encode("axb", false, false), Ids{5});
+  EXPECT_EQ(encode("axb", true, false), (Ids{1, 0, 2}));
+  EXPECT_EQ(encode("\n\r\n\r", false, false), Ids{6});
+  EXPECT_EQ(encode("\n\r\n\r", true, true), (Ids{4, 0, 4, 0}));
+  EXPECT_EQ(encode("a\u00e9b", false, false), Ids{5});
+  EXPECT_EQ(encode("a\u00e9b", true, false), (Ids{1, 0, 0, 2}));
+  EXPECT_EQ(encode("a\u00e9b", true, true), (Ids{1, 0, 2}));
+  EXPECT_EQ(encode("\u00e9", false, false), Ids{});
+  EXPECT_EQ(encode("ab \u00e9", true, true), (Ids{5, 3, 0}));
 }
 
 TEST_F(DamagedTokenizer, StepsAreNamed) {

@@ -131,14 +131,15 @@ def trained(tokenizer, alphabet, special, **options):
     return tokenizer
 
 
-def byte_level(stages, special, normalizer=None):
-    tokenizer = Tokenizer(models.BPE())
+def byte_level(stages, special, normalizer=None, model=None, alphabet=None, **options):
+    tokenizer = Tokenizer(model or models.BPE())
     if normalizer:
         tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(stages) if len(stages) > 1 else stages[0]
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    return trained(tokenizer, pre_tokenizers.ByteLevel.alphabet(), special)
+    alphabet = pre_tokenizers.ByteLevel.alphabet() if alphabet is None else alphabet
+    return trained(tokenizer, alphabet, special, **options)
 
 
 def split(*patterns):
@@ -216,6 +217,12 @@ def families():
     digits = [pre_tokenizers.Digits(individual_digits=True),
               pre_tokenizers.ByteLevel(add_prefix_space=False)]
     yield "digits", byte_level(digits, ["<|endoftext|>"])
+    # Not all bytes have a token, as in SmolLM2 and GPT-NeoX.
+    yield "few-bytes", byte_level(digits, ["<|endoftext|>"], alphabet=[], limit_alphabet=150)
+    for fuse in (False, True):
+        yield f"few-bytes-unknown-{fuse}", byte_level(
+            digits, ["<unk>"], model=models.BPE(unk_token="<unk>", fuse_unk=fuse), alphabet=[],
+            limit_alphabet=150)
     llama2 = sentence_pieces(llama_normalizer(), None, llama_decoder())
     yield "llama2", llama2
     first = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)

@@ -10,6 +10,7 @@ from support import BUILD, LOCKSTEP, SOURCE, EndToEnd, run
 PYTHON = SOURCE / ".venv-tokenizers/bin/python"
 MEGABYTES = os.environ.get("LOCKSTEP_TOKENIZER_MEGABYTES", "1")
 KINDS = {"gpt2", "prefix", "llama3", "llama3-whole", "qwen2", "o200k", "deepseek", "digits",
+         "few-bytes", "few-bytes-unknown-False", "few-bytes-unknown-True",
          "llama2", "mistral", "words", "unknown", "left-out"}
 
 
