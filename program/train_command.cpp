@@ -3,6 +3,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <memory>
 
@@ -10,12 +11,14 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/counted.h"
+#include "lockstep/datasets/batch_sizes.h"
 #include "lockstep/datasets/unfinished_file.h"
 #include "lockstep/planner/stage_shapes.h"
 #include "lockstep/program/commands.h"
 #include "lockstep/program/rounds.h"
 #include "lockstep/program/signals.h"
 #include "lockstep/program/standard_descriptors.h"
+#include "lockstep/program/terminal.h"
 #include "lockstep/program/train_arguments.h"
 #include "lockstep/program/train_audit.h"
 #include "lockstep/training/profile_window.h"
@@ -41,12 +44,18 @@ std::string products_of(const TrainConfig& config) {
                      to_string(config.fp8_recipe));
 }
 
+/// The width of the terminal that shows progress; empty if there is none.
+std::function<int()> terminal_columns() {
+  if (!terminal_can_redraw(STDERR_FILENO)) return nullptr;
+  return [] { return terminal_size(STDERR_FILENO).columns; };
+}
+
 /// Reports the run on rank 0.
 class Reporter {
  public:
   Reporter(const Config& config, c10::Device device)
       : device_(device),
-        display_(std::cerr, ::isatty(STDERR_FILENO) == 1, config.train.train_iters,
+        display_(std::cerr, terminal_columns(), config.train.train_iters,
                  config.train.log_interval) {}
 
   void begin(Trainer& trainer, int64_t ranks, const std::string& output) {
@@ -210,7 +219,7 @@ void end_profile(ProfileWindow* profile, Tell tell) {
     std::cerr << profile->problem() + "\n" << std::flush;
   else
     tell(profile->is_written() ? fmt::format("profile: wrote {}", profile->path())
-                               : "profile: wrote nothing, the run did not reach these iterations");
+                               : "profile: wrote nothing; this start ran none of these iterations");
 }
 
 /// All ranks end with the status; rank 0 says why.
@@ -231,15 +240,20 @@ void end_profile(ProfileWindow* profile, Tell tell) {
 }
 
 /// A note if the learning rate's decay ends before the training does; empty otherwise.
-std::string early_end_of_decay(const Config& config) {
+std::string early_end_of_decay(const Config& config, const BatchSchedule& batches) {
   const OptimizerConfig& optimizer = config.optimizer;
-  const int64_t decay = optimizer.lr_decay_iters.value_or(config.train.train_iters);
-  if (optimizer.lr_decay_style == LrDecayStyle::constant || decay >= config.train.train_iters)
-    return "";
+  const int64_t iterations = config.train.train_iters;
+  const int64_t decay = optimizer.lr_decay_iters.value_or(iterations);
+  if (optimizer.lr_decay_style == LrDecayStyle::constant || decay >= iterations) return "";
+  const int64_t samples = decay * batches.full().global;  // a smaller batch takes longer
+  int64_t end = 0;
+  for (int64_t consumed = 0; consumed < samples && end < iterations; ++end)
+    consumed += batches.at(consumed).global;
+  if (end == iterations) return "";
   return fmt::format(
       "optimizer.lr_decay_iters is {} and train.train_iters {}: after iteration {} the learning "
       "rate stays at optimizer.min_lr ({})",
-      decay, config.train.train_iters, decay, optimizer.min_lr);
+      decay, iterations, end, optimizer.min_lr);
 }
 
 void train(const Round& round, const TrainArguments& arguments) {
@@ -260,7 +274,7 @@ void train(const Round& round, const TrainArguments& arguments) {
   auto owned = std::make_unique<Trainer>(config, state, !checkpoints.will_load());
   Trainer& trainer = *owned;
   for (const std::string& note : trainer.notes()) tell(note);
-  tell(early_end_of_decay(config));
+  tell(early_end_of_decay(config, BatchSchedule(config.train, state.grids().data_parallel_size())));
   const auto loaded = checkpoints.load(trainer);
   tell(checkpoints.note());
   if (loaded) tell(fmt::format("loaded {}, iteration {}", *loaded, trainer.iteration()));
@@ -300,6 +314,10 @@ void train(const Round& round, const TrainArguments& arguments) {
   } catch (const DivergenceError& error) {
     if (reporter) reporter->end();
     end_as_diverged(error.what(), trainer, checkpoints, state);
+  } catch (const std::exception& error) {
+    // The others learn of it before this rank waits for its save to be given up.
+    state.post_failure(error.what());
+    throw;
   }
   ignore_signals();
   tell(checkpoints.finish());

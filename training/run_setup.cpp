@@ -118,13 +118,14 @@ c10::Device choose_device(DeviceChoice choice, const LaunchEnvironment& environm
   const int64_t visible = given ? *given : cuda_device_count();
   if (choice == DeviceChoice::auto_ && visible == 0) return c10::kCPU;
   const std::string absence = visible == 0 ? why_no_cuda() : "";
+  const int local_ranks = std::max(environment.local_world_size, environment.local_rank + 1);
   require<ConfigError>(
-      visible == 1 || visible >= environment.local_world_size,
+      visible == 1 || visible >= local_ranks,
       "train.device = {}: found visible CUDA devices: {}{}, ranks of this host: {}; "
       "allowed: a device for each rank, exactly one visible to each rank "
       "(CUDA_VISIBLE_DEVICES), or train.device = cpu",
       choice == DeviceChoice::cuda ? "cuda" : "auto", visible,
-      absence.empty() ? "" : fmt::format(" ({})", absence), environment.local_world_size);
+      absence.empty() ? "" : fmt::format(" ({})", absence), local_ranks);
   const int64_t index = visible == 1 ? 0 : environment.local_rank;
   return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
 }

@@ -61,8 +61,8 @@ ExportFolder::ExportFolder(const std::string& folder, std::vector<std::string> n
     const bool beside = !fs::exists(folder_) || holds_these_alone();
     make_temporary(beside ? folder_.string() + kUnfinished : (folder_ / kUnfinished).string());
   } catch (const fs::filesystem_error& error) {
-    fail<FileError>("{}: folder '{}' cannot be created: {}", given_as, folder, "
-                    "error.code().message());
+    fail<FileError>("{}: folder '{}' cannot be created: {}", given_as, folder,
+                    error.code().message());
   } catch (const FileError& error) {
     fail<FileError>("{}: folder '{}' cannot be created: {}", given_as, folder, error.what());
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 
 #include "lockstep/checkpoint/safetensors_header.h"
 #include "lockstep/core/check.h"
@@ -27,20 +28,33 @@ class FileOnDisk : public CheckpointFileBytes {
 };
 
 ManifestFile write_checked(const std::string& folder, const std::string& name,
-                           const std::vector<std::string_view>& pieces) {
-  ShardWriter file(folder, name);
-  for (const std::string_view piece : pieces) file.write(piece);
-  return file.finish();
+                           const std::vector<std::string_view>& pieces,
+                           const std::atomic<bool>* stop = nullptr) {
+  ShardWriter file(folder, name, stop);
+  try {
+    for (const std::string_view piece : pieces) file.write(piece);
+    return file.finish();
+  } catch (const FileError&) {
+    std::error_code ignored;
+    std::filesystem::remove(folder + "/" + name, ignored);
+    throw;
+  }
 }
 
 }  // namespace
 
-ShardWriter::ShardWriter(const std::string& folder, const std::string& name)
-    : file_(folder + "/" + name), written_{name, 0, {}} {}
+void check_still_wanted(const std::atomic<bool>* stop) {
+  if (stop && *stop) fail<FileError>("the save was given up");
+}
+
+ShardWriter::ShardWriter(const std::string& folder, const std::string& name,
+                         const std::atomic<bool>* stop)
+    : stop_(stop), file_(folder + "/" + name), written_{name, 0, {}} {}
 
 /// Writes each part right after its checksum, while it is still in the processor's cache.
 void ShardWriter::write(std::string_view bytes) {
   while (!bytes.empty()) {
+    check_still_wanted(stop_);
     const int64_t inside = written_.size % kChecksumBlock;
     const std::string_view part = bytes.substr(0, static_cast<size_t>(kChecksumBlock - inside));
     if (inside == 0) written_.block_crc32.push_back(0);
@@ -52,6 +66,7 @@ void ShardWriter::write(std::string_view bytes) {
 }
 
 ManifestFile ShardWriter::finish() {
+  check_still_wanted(stop_);
   file_.finish();
   return written_;
 }
@@ -133,7 +148,7 @@ std::string shard_entry_name(std::string_view key, const TensorPart& part) {
 }
 
 WrittenShard write_shard(const std::string& folder, const std::string& name,
-                         const std::vector<ShardContent>& contents) {
+                         const std::vector<ShardContent>& contents, const std::atomic<bool>* stop) {
   SafetensorsHeader header{.entries = {}, .metadata = {{"format", "pt"}}};
   std::vector<std::string_view> pieces = {""};
   WrittenShard written;
@@ -151,7 +166,7 @@ WrittenShard write_shard(const std::string& folder, const std::string& name,
   const std::string text = format_safetensors_header(header);
   for (int64_t& begin : written.offsets) begin += static_cast<int64_t>(text.size());
   pieces.front() = text;
-  written.file = write_checked(folder, name, pieces);
+  written.file = write_checked(folder, name, pieces, stop);
   return written;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -50,16 +51,22 @@ class ShardReader {
   int64_t bytes_read_ = 0;
 };
 
-/// Writes a file of a checkpoint from front to back. Errors as for FileWriter.
+/// FileError if `stop` is set: nobody wants the checkpoint any more. It may be null.
+void check_still_wanted(const std::atomic<bool>* stop);
+
+/// Writes a file of a checkpoint from front to back. Errors as for FileWriter, and of
+/// check_still_wanted(), which is asked before each block and before finish() waits for the disk.
 class ShardWriter {
  public:
-  ShardWriter(const std::string& folder, const std::string& name);
+  ShardWriter(const std::string& folder, const std::string& name,
+              const std::atomic<bool>* stop = nullptr);
 
   void write(std::string_view bytes);
   /// Waits until everything is on disk.
   ManifestFile finish();
 
  private:
+  const std::atomic<bool>* stop_;
   FileWriter file_;
   ManifestFile written_;
 };
@@ -81,10 +88,11 @@ struct WrittenShard {
 };
 
 /// Writes `contents` as the safetensors file `name` of `folder` and waits until it is on disk. The
-/// name of a part of a tensor contains its place, that of a whole tensor is just its key().
-/// FileError.
+/// name of a part of a tensor contains its place, that of a whole tensor is just its key(). `stop`
+/// ends it early, see ShardWriter. FileError: no file is left, whose blocks a full disk needs.
 WrittenShard write_shard(const std::string& folder, const std::string& name,
-                         const std::vector<ShardContent>& contents);
+                         const std::vector<ShardContent>& contents,
+                         const std::atomic<bool>* stop = nullptr);
 
 /// Likewise writes a text as a file of `folder`.
 ManifestFile write_text_file(const std::string& folder, const std::string& name,

@@ -93,9 +93,11 @@ DesyncGuard::Explanation DesyncGuard::explained_by(const Failure& posted) {
           .failed = ""};
 }
 
-/// A launcher's store may be silent while all ranks live. If ranks on this host have ended, they
-/// are named first; otherwise the host of the store, which does not answer.
+/// What was posted while the store could still be asked comes first: the rank that serves it leaves
+/// soon after a failure. A launcher's store may be silent while all ranks live. If ranks on this
+/// host have ended, they are named first; otherwise the host of the store, which does not answer.
 DesyncGuard::Explanation DesyncGuard::without_store(const std::string& reason) const {
+  if (const auto posted = board_->find()) return explained_by(*posted);
   const std::string server = board_->lost_server().value_or("");
   const std::string here = board_->rank_serves() ? "" : board_->find_lost_here().text();
   if (here.empty()) return {.culprit = server, .reason = reason, .difference = "", .failed = ""};

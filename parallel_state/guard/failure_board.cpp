@@ -89,8 +89,7 @@ FailureBoard::FailureBoard(const c10::intrusive_ptr<c10d::Store>& store, int64_t
                            int64_t world_size)
     : rank_(rank),
       world_size_(world_size),
-      period_(std::max(kLeastPeriod, milliseconds(world_size / 2))),
-      last_answer_(Clock::now().time_since_epoch().count()) {
+      period_(std::max(kLeastPeriod, milliseconds(world_size / 2))) {
   if (!store) return;
   store_ = store->clone();
   const auto below = store_below(store_);
@@ -203,8 +202,9 @@ std::optional<std::string> FailureBoard::lost_server() const {
   if (!client_) return std::nullopt;
   const std::string& server = client_->address().server;
   if (client_->server_has_gone()) return server + " has exited";
-  const auto silence = Clock::now().time_since_epoch() - Clock::duration(last_answer_.load());
-  if (silence < kAnswerTime + period_) return std::nullopt;
+  const Clock::rep since = unanswered_since_;
+  const auto silence = Clock::now().time_since_epoch() - Clock::duration(since);
+  if (since == 0 || silence < kAnswerTime) return std::nullopt;
   return fmt::format("{} has not answered for {:.1f} s", server,
                      std::chrono::duration<double>(silence).count());
 }
@@ -232,11 +232,12 @@ void FailureBoard::remember_processes() {
 
 void FailureBoard::look() {
   if (client_ && client_->server_has_gone()) return;
+  if (unanswered_since_ == 0) unanswered_since_ = Clock::now().time_since_epoch().count();
   try {
     remember_processes();
     store_->add(beat_key(rank_), 1);
     const auto failure = posted_failure(*store_);
-    last_answer_ = Clock::now().time_since_epoch().count();
+    unanswered_since_ = 0;
     const std::lock_guard<std::mutex> lock(mutex_);
     if (failure && failure->rank != rank_) found_ = failure;
   } catch (const std::exception&) {

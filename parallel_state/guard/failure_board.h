@@ -95,9 +95,8 @@ class FailureBoard {
   /// about the ranks.
   Lost find_lost_here() const;
 
-  /// "rank 0, which serves the store at ..., has
-  /// exited", or has not answered for some time; nothing
-  /// while it answers. Queries nothing.
+  /// "rank 0, which serves the store at ..., has exited", or has not answered for some time. Unset
+  /// while it answers, or was not asked because this process was suspended. Queries nothing.
   std::optional<std::string> lost_server() const;
   /// Whether a rank serves the store, rather than the launcher.
   bool rank_serves() const;
@@ -134,7 +133,7 @@ class FailureBoard {
   int64_t world_size_;
   std::chrono::milliseconds period_;
   mutable std::atomic<bool> posted_ = false;
-  std::atomic<Clock::rep> last_answer_;
+  std::atomic<Clock::rep> unanswered_since_ = 0;  ///< when the thread asked; 0: it has its answer
 
   mutable std::mutex mutex_;
   std::optional<Failure> found_;

@@ -64,7 +64,8 @@ LaunchEnvironment read_ranks(const Variables& variables, Launcher launcher, cons
   env.world_size = variables.number(world_size, 1, kMaxRanks);
   env.rank = variables.number(rank, 0, env.world_size - 1);
   env.local_world_size = variables.number_or(local_world_size, 1, env.world_size, 1);
-  env.local_rank = variables.number_or(local_rank, 0, env.local_world_size - 1, 0);
+  const int local_ranks = variables.has(local_world_size) ? env.local_world_size : env.world_size;
+  env.local_rank = variables.number_or(local_rank, 0, local_ranks - 1, 0);
   return env;
 }
 

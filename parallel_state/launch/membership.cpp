@@ -164,7 +164,8 @@ void Membership::compare_fields() {
   obey(keys_->get_to_str("verdict"));
 }
 
-/// The first rank to time out says for all ranks which ones are missing.
+/// The first rank to time out says for all ranks which ones are missing. If it dies before it has
+/// done so, the others say it after kGrace, and the first verdict counts.
 void Membership::wait_for(const char* key) {
   RankList gone;
   std::optional<std::string> told;
@@ -174,9 +175,9 @@ void Membership::wait_for(const char* key) {
     return !gone.empty() || told;
   };
   if (wait_for_key(*keys_, key, spec_.world_size, deadline_, look)) return;
-  if (keys_->compareSet("reporter", "", token_) == token_)
-    post(kMissing, gone.empty() && told ? *told : missing_ranks(gone));
-  wait_for_key(*keys_, "verdict", spec_.world_size, Clock::now() + kGrace);
+  const auto report = [&] { post(kMissing, gone.empty() && told ? *told : missing_ranks(gone)); };
+  if (keys_->compareSet("reporter", "", token_) == token_) report();
+  if (!wait_for_key(*keys_, "verdict", spec_.world_size, Clock::now() + kGrace)) report();
   obey(keys_->get_to_str("verdict"));
 }
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -26,6 +27,13 @@ constexpr int kBacklog = 4096;
 constexpr int kAtOnce = 64;              // events
 constexpr size_t kMostUnsent = 1 << 20;  // bytes; then the guest must read before it asks again
 constexpr milliseconds kPause{50};
+
+bool other_end_has_left(int socket) {
+  pollfd poll = {.fd = socket, .events = POLLRDHUP, .revents = 0};
+  return ::poll(&poll, 1, 0) > 0;
+}
+
+bool means_left(int error) { return error == ECONNRESET || error == EPIPE; }
 
 }  // namespace
 
@@ -109,6 +117,10 @@ void ClosedStore::accept_one() {
 }
 
 void ClosedStore::welcome(int socket) {
+  if (other_end_has_left(socket)) {
+    ::close(socket);
+    return;
+  }
   const int yes = 1;
   ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   if (waiting_.size() >= limits_.waiting) leave(*waiting_.begin());
@@ -133,9 +145,10 @@ void ClosedStore::close_late() {
 
 void ClosedStore::leave(Number number) {
   const auto guest = guests_.find(number);
+  const bool refuses = guest->second.spoke || !guest->second.left;
   ::close(guest->second.socket);
   guests_.erase(guest);
-  if (waiting_.erase(number) == 0) return;
+  if (waiting_.erase(number) == 0 || !refuses) return;
   ++refused_;
   values_.set(std::string("/") + kRefusedConnections, std::to_string(refused_));
 }
@@ -160,6 +173,8 @@ bool ClosedStore::serve(Number number, Guest& guest) {
 bool ClosedStore::receive(Guest& guest) {
   const size_t most = guest.proved ? buffer_.size() : kAnswerBytes - guest.in.size();
   const ssize_t received = ::recv(guest.socket, buffer_.data(), most, 0);
+  guest.spoke = guest.spoke || received > 0;
+  guest.left = received == 0 || (received < 0 && means_left(errno));
   if (received < 0) return errno == EAGAIN || errno == EINTR;
   guest.in.append(buffer_.data(), static_cast<size_t>(received));
   return received > 0;
@@ -201,6 +216,7 @@ std::string refused_connections(int64_t number) {
 bool ClosedStore::send(Guest& guest) {
   if (guest.out.empty()) return true;
   const ssize_t sent = ::send(guest.socket, guest.out.data(), guest.out.size(), MSG_NOSIGNAL);
+  guest.left = sent < 0 && means_left(errno);
   if (sent < 0) return errno == EAGAIN || errno == EINTR;
   guest.out.erase(0, static_cast<size_t>(sent));
   return true;

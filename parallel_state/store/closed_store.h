@@ -29,8 +29,8 @@ struct DoorLimits {
 /// a connection that was accepted elsewhere.
 class ClosedStore {
  public:
-  /// A key that the store itself writes: how many connections were closed without a proof.
-  /// libtorch's store has no such key.
+  /// A key that the store itself writes: how many connections it has refused. libtorch's store has
+  /// no such key.
   static constexpr char kRefusedConnections[] = "connections without the secret";
 
   /// `bound`: a bound socket, which this object then owns. CommunicationError: another process
@@ -40,6 +40,9 @@ class ClosedStore {
   ClosedStore(const ClosedStore&) = delete;
   ClosedStore& operator=(const ClosedStore&) = delete;
 
+  /// The connections that the store has closed before their proof. One whose other end leaves
+  /// without a word, or before it is greeted, does not count: it may be a rank that gave up while
+  /// this process was suspended.
   int64_t refused() const { return refused_; }
   /// Closes all connections; those that have not completed the proof count as refused, too.
   void close();
@@ -53,7 +56,9 @@ class ClosedStore {
     Clock::time_point came;
     ProofOfClient proof;
     bool proved = false;
-    bool reads = true;  ///< the server waits for it to send, rather than to receive
+    bool spoke = false;  ///< has sent something
+    bool left = false;   ///< of its own accord
+    bool reads = true;   ///< the server waits for it to send, rather than to receive
     std::string in, out;
   };
 

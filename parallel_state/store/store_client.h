@@ -24,9 +24,8 @@ struct StoreAddress {
 /// A client of a c10d::TCPStore or a ClosedStore. It never waits longer than its timeout for an
 /// answer, whether the server has ended, is stopped or cannot be reached; libtorch's own client
 /// would wait forever. A request that fails throws a c10::DistNetworkError that begins with the
-/// server: it "has
-/// exited", and then all later requests fail in the same way, or it "has not answered
-/// for 5.0 s". A client whose request got no answer reconnects for the next one.
+/// server: it "has exited", and then all later requests fail in the same way, or it "has not
+/// answered for 5.0 s". A client whose request got no answer reconnects for the next one.
 class StoreClient : public c10d::Store {
  public:
   /// Connects at the first request.

@@ -252,6 +252,31 @@ class FewerRanks(Elastic):
         self.check_like_one_process()
 
 
+class SlowDisk(Elastic):
+    def test_a_loss_during_a_long_save_costs_only_the_lost_rank(self):
+        self.begin(4, "checkpoint.async_save=true", **faults("write:slow4:1+:.safetensors"))
+        shards = "checkpoint/step_4.partial/rank_*.safetensors"
+        self.wait_for(lambda: len(list(self.output.glob(shards))) == 4)
+        ranks = self.ranks()
+        self.kill(ranks[1])
+        self.wait_for_round(1)
+        self.check_stay(ranks, ranks[1])
+        self.assertIn("continuing with 3 ranks (before: 4, spare: 0)", self.told())
+        self.assertNotIn("killing it", self.told())
+        self.kill(*self.ranks())
+        self.assertEqual(self.process.wait(timeout=60), 1, self.told())
+
+    def test_a_rank_that_fails_tells_the_others_before_its_save_has_ended(self):
+        self.begin(3, "checkpoint.async_save=true",
+                   **faults("write:slow9:1+:rank_00000.safetensors", "write:EIO:6:metrics.jsonl",
+                            rank=0))
+        self.wait_for(lambda: "this rank keeps running" in self.told())
+        self.assertRegex(self.told(), f"rank [12]: rank 0: '{self.output}/metrics.jsonl' .*"
+                                      "Input/output error.*; this rank keeps running")
+        self.check_done()
+        self.check_like_one_process()
+
+
 class Replacements(Elastic):
     def state_of(self, pid):
         process = pathlib.Path(f"/proc/{pid}")
@@ -326,6 +351,7 @@ class OtherRuns(Elastic):
         self.assertEqual(self.process.wait(timeout=60), 1)
         self.assertIn("was killed by signal 9 (Killed); ending the other ranks", self.told())
         self.assertNotIn("stay", self.told())
+        self.assertNotRegex(self.told(), r"keeps? running")
 
     def test_a_configuration_that_is_refused_ends_all_ranks(self):
         self.begin(3, "train.global_batch_size=8")

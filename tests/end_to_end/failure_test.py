@@ -104,6 +104,10 @@ class Rendezvous(Ranks):
         for stranger in strangers:
             stranger.close()
 
+    def test_a_launcher_need_not_count_the_ranks_of_a_host(self):
+        processes = self.start(2, LOCAL_WORLD_SIZE=None)
+        self.assert_all_end(processes, 0)
+
     def test_nothing_listens_off_loopback(self):
         output = self.folder / "listening"
         processes = self.start(3, "--output", output, "--set", "train.train_iters=1000000",

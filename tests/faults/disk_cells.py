@@ -94,8 +94,9 @@ def needed_bytes(case, command, part):
 
 
 PARTS = (("save", "run/checkpoint"), ("save", "run"), ("asynchronous save", "run/checkpoint"),
-         ("save, 2 ranks", "run"), ("load", "run"), ("index cache", "cache"), ("export", "parent"),
-         ("import", "parent"), ("data build", "parent"), ("data merge", "parent"))
+         ("asynchronous save", "run"), ("save, 2 ranks", "run"), ("load", "run"),
+         ("index cache", "cache"), ("export", "parent"), ("import", "parent"),
+         ("data build", "parent"), ("data merge", "parent"))
 
 
 def with_parent(command):

@@ -217,7 +217,7 @@ class Life:
             if survivors:
                 for victim in victims:
                     if victim not in named and re.search(
-                            rf"rank {victim}\b.*(gone|killed|answer|claim|serve|come|signal|abort)",
+                            rf"rank {victim}\b.*(exited|killed|answer|claim|serve|arrive|signal|abort)",
                             self.text()):
                         named[victim] = time.monotonic() - begin
             return all(self.processes[index].poll() is not None for index in survivors)

@@ -24,9 +24,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
           return found->second;
         });
     fuzz::check(environment.rank >= 0 && environment.rank < environment.world_size, "rank");
-    fuzz::check(
-        environment.local_rank >= 0 && environment.local_rank < environment.local_world_size,
-        "local rank");
+    fuzz::check(environment.local_rank >= 0 && environment.local_rank < environment.world_size,
+                "local rank");
     fuzz::check(environment.master_port >= 0 && environment.master_port <= 65535, "port");
     environment.single_host();
     environment.store_address();

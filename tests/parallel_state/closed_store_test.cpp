@@ -175,6 +175,41 @@ TEST_F(AClosedStore, SilenceAndHalfAnswersEndAfterAWhile) {
   EXPECT_EQ(add(rank, "count"), 1);
 }
 
+TEST_F(AClosedStore, WhoLeavesWithoutAWordIsNotCounted) {
+  {
+    const Stranger silent(port_), hasty(port_);
+    silent.hear(kGreetingBytes);
+  }
+  {
+    const Stranger wrong(port_), half(port_);
+    half.hear(kGreetingBytes);
+    half.say(std::string(kProofMagic));
+    wrong.hear(kGreetingBytes);
+    wrong.say(std::string(kAnswerBytes, 'x'));
+    EXPECT_TRUE(wrong.closed_within(seconds(2)));
+  }
+  expect_refused(2);
+  EXPECT_EQ(add("count"), 1);
+  EXPECT_EQ(add("count"), 2);  // all that came before has been served
+  EXPECT_EQ(store_->refused(), 2);
+}
+
+/// A rank that gets no greeting asks libtorch's way whether the store is an open one, and gives up.
+TEST_F(AClosedStore, RanksThatGaveUpWhileItWasSuspendedAreNotCounted) {
+  store_.reset();
+  port_ = testing::free_port();
+  const int bound = bound_socket("127.0.0.1", port_, false);
+  ASSERT_EQ(::listen(bound, 16), 0);
+  {
+    const Stranger silent(port_), asks(port_);
+    asks.say("\x01\x02\x03\x04");
+  }
+  store_ = std::make_unique<ClosedStore>(bound, kRanksSecret);
+  EXPECT_EQ(add("count"), 1);
+  EXPECT_EQ(add("count"), 2);
+  EXPECT_EQ(store_->refused(), 0);
+}
+
 TEST_F(AClosedStore, AFloodKeepsNobodyOut) {
   constexpr size_t kFlood = 1000;
   std::vector<std::unique_ptr<Stranger>> strangers;

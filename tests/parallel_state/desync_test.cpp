@@ -8,6 +8,7 @@
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/process_group_state.h"
 #include "lockstep/tests/support/host_transport.h"
+#include "lockstep/tests/support/launch.h"
 #include "lockstep/tests/support/rank_threads.h"
 
 // Ranks that do different things: every surviving rank reports which rank did what instead.
@@ -208,6 +209,35 @@ TEST(Desync, AFailureEndsTheWaitForAMessage) {
   });
   EXPECT_NE(errors[0].find("rank 1: out of cheese"), std::string::npos) << errors[0];
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+}
+
+/// Rank 0 serves the store, and leaves two seconds after the failure.
+TEST(Desync, ARankThatIsLateNamesTheFailureAndNotTheServerThatHasLeft) {
+  const int port = testing::free_port();
+  std::vector<std::string> errors(3);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 3; ++rank)
+    ranks.emplace_back([&, rank] {
+      try {
+        ParallelStateOptions options;
+        options.timeout = std::chrono::seconds(20);
+        const ParallelState state(testing::environment_of(rank, 3, port), options);
+        reduce(state, "bucket 0");
+        if (rank == 1) {
+          std::this_thread::sleep_for(milliseconds(200));  // the others have their sums
+          return state.post_failure("no text");
+        }
+        if (rank == 2) std::this_thread::sleep_for(std::chrono::seconds(4));
+        reduce(state, "bucket 1");
+      } catch (const std::exception& error) {
+        errors[static_cast<size_t>(rank)] = error.what();
+      }
+    });
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_EQ(errors[1], "");
+  for (const size_t rank : {0, 2})
+    EXPECT_TRUE(errors[rank].starts_with("rank 1: no text; so all_reduce (sum) of bucket 1"))
+        << errors[rank];
 }
 
 }  // namespace

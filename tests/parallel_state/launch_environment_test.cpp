@@ -205,6 +205,16 @@ TEST(LaunchEnvironment, RanksOfASingleHostMeetOnLoopback) {
   EXPECT_EQ(read(by_hand).store_address(), "127.0.0.1");
 }
 
+TEST(LaunchEnvironment, ALocalRankNeedsNoLocalWorldSize) {
+  Variables by_hand = without(kTorchrun, "LOCAL_WORLD_SIZE");
+  for (const char* const variable : {"WORLD_SIZE", "LOCAL_RANK", "RANK"})
+    by_hand[variable] = variable == std::string("WORLD_SIZE") ? "4" : "3";
+  EXPECT_EQ(read(by_hand).local_rank, 3);
+  EXPECT_FALSE(read(by_hand).single_host());
+  EXPECT_EQ(refusal(with(by_hand, {{"LOCAL_RANK", "4"}})),
+            "environment variable LOCAL_RANK: found '4', allowed: 0 to 3");
+}
+
 TEST(LaunchEnvironment, TorchrunGoesBeforeTheBatchSystemAroundIt) {
   EXPECT_EQ(read(with(kSlurm, kTorchrun)).launcher, Launcher::torchrun);
 }

@@ -16,6 +16,7 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel_state/collectives.h"
@@ -162,7 +163,22 @@ TEST(Rendezvous, RanksThatDoNotComeAreNamed) {
   const auto large = c10::make_intrusive<c10d::HashStore>();
   EXPECT_TRUE(throws_with<CommunicationError>(
       [&] { ParallelState(large, 4, options_of(1000, milliseconds(100))); },
-      "ranks 0, 1, 2, 3, 5, 6, 7, 8, 9, 10, ... did not arrive within 0.1 s: 1 of 1000 ranks are"));
+      "ranks 0, 1, 2, 3, 5, 6, 7, 8, 9, 10, ... did not arrive within 0.1 s: 1 of 1000 ranks "
+      "have"));
+}
+
+/// The rank that was to say which ones are missing has died.
+TEST(Rendezvous, RanksThatDoNotComeAreNamedWithoutTheRankThatWasToNameThem) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const c10::intrusive_ptr<c10d::Store> first_generation = c10::make_intrusive<c10d::PrefixStore>(
+      "1", c10::make_intrusive<c10d::PrefixStore>("lockstep/", store));
+  first_generation->set("reporter", std::string("a process that has died"));
+  const auto begin = std::chrono::steady_clock::now();
+  for (const auto& error : errors_of(2, [&](size_t rank) {
+         ParallelState(store, static_cast<int64_t>(rank), options_of(3, milliseconds(500)));
+       }))
+    EXPECT_EQ(error, "rank 2 did not arrive within 0.5 s: 2 of 3 ranks have arrived");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(4500));
 }
 
 /// A launcher knows of ranks that have died before they could say anything.

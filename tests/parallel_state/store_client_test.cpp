@@ -5,8 +5,10 @@
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <future>
 #include <thread>
 
@@ -205,6 +207,33 @@ TEST(FailureBoard, OverAMuteServerFindsNothingAtOnceAndNamesItLater) {
   EXPECT_LT(ended, 1) << "the thread's question outlasts the board";
 }
 
+/// Whether a board finds its store lost after this process was suspended, and whether its post
+/// arrives. Stops this process between two questions to the store.
+int lost_and_posted_after_a_stop() {
+  const int port = free_port();
+  const auto libtorch = served_at(port);
+  const FailureBoard board(prefixed(client_at(port)), 1, 2);
+  std::this_thread::sleep_for(milliseconds(400));
+  ::raise(SIGSTOP);
+  const bool lost = board.lost_server().has_value();
+  board.post("out of cheese");
+  const bool posted = posted_failure(*prefixed(client_at(port))).has_value();
+  return (lost ? 1 : 0) + (posted ? 2 : 0);
+}
+
+TEST(FailureBoard, AProcessThatWasSuspendedDoesNotTakeItsStoreForMute) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(lost_and_posted_after_a_stop());
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, WUNTRACED), child);
+  ASSERT_TRUE(WIFSTOPPED(status)) << status;
+  std::this_thread::sleep_for(std::chrono::seconds(3));
+  ::kill(child, SIGCONT);
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(WEXITSTATUS(status), 2) << "1: the store was taken for mute; 2: the failure was posted";
+}
+
 TEST(FailureBoard, TellsTheRankThatStandsStillFromThoseThatBeatOrLeftANote) {
   const int port = free_port();
   const auto libtorch = served_at(port);
@@ -221,7 +250,7 @@ TEST(FailureBoard, TellsTheRankThatStandsStillFromThoseThatBeatOrLeftANote) {
   EXPECT_EQ(lost.silent, RankList{3});
   EXPECT_EQ(lost.text(), "rank 3 does not answer");
   EXPECT_EQ((FailureBoard::Lost{{}, {7, 2, 5}}).text(), "ranks 2, 5, 7 do not answer");
-  EXPECT_EQ((FailureBoard::Lost{{3, 1}, {0}}).text(), "ranks 1, 3 have gone");
+  EXPECT_EQ((FailureBoard::Lost{{3, 1}, {0}}).text(), "ranks 1, 3 have exited");
   own->post_operation("it failed", lost);
   std::this_thread::sleep_for(milliseconds(1000));
   ASSERT_TRUE(beats->find().has_value()) << "the thread looks for failures";

@@ -4,6 +4,7 @@
 //     op      open read write close fsync rename unlink mkdir stat list lock mmap link truncate
 //     action  the name of an errno, as EIO: the call fails with it and does nothing (close closes)
 //             short: a read or write of half the bytes; end: a read of 0 bytes
+//             slow10: a call that begins 10 seconds later
 //             stop: SIGSTOP before the call, which continues after SIGCONT
 //             kill, kill-after: SIGKILL before or after the call; kill-inside: after half a write
 //     nth     3: the third matching call; 3+: the third and all later ones
@@ -68,7 +69,9 @@ class Call {
   Call(const char* op, Path path) {
     if (rules().idle()) return;
     const int before = errno;
-    action_ = rules().judge(op, path(), error_);
+    unsigned seconds = 0;
+    action_ = rules().judge(op, path(), error_, seconds);
+    while (seconds > 0) seconds = ::sleep(seconds);  // a signal ends a sleep early
     errno = before;
     if (action_ == Action::stop) ::raise(SIGSTOP);
     if (action_ == Action::kill) die();

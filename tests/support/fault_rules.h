@@ -16,12 +16,13 @@
 
 namespace fault_injection {
 
-enum class Action { none, fail, half, end, stop, kill, kill_after, kill_inside };
+enum class Action { none, fail, half, end, slow, stop, kill, kill_after, kill_inside };
 
 struct Rule {
   std::string op;
   Action action = Action::none;
   int error = 0;
+  unsigned seconds = 0;  ///< of Action::slow
   long nth = 1;
   bool and_later = false;
   std::string path;
@@ -41,6 +42,13 @@ inline int error_number(const std::string& name) {
   return 0;
 }
 
+/// The number in "slow10"; 0 if it is another action.
+inline unsigned seconds_of(const std::string& action) {
+  const std::string slow = "slow";
+  if (!action.starts_with(slow)) return 0;
+  return static_cast<unsigned>(std::strtoul(action.c_str() + slow.size(), nullptr, 10));
+}
+
 inline std::string cut(std::string& text, char separator) {
   const size_t at = text.find(separator);
   std::string front = text.substr(0, at);
@@ -55,7 +63,9 @@ inline void parse_rule(std::string text, Rule& rule) {
   const std::string nth = cut(text, ':');
   rule.path = text;
   rule.error = error_number(action);
+  rule.seconds = seconds_of(action);
   rule.action = rule.error != 0           ? Action::fail
+                : rule.seconds != 0       ? Action::slow
                 : action == "short"       ? Action::half
                 : action == "end"         ? Action::end
                 : action == "stop"        ? Action::stop
@@ -84,14 +94,15 @@ class Rules {
 
   bool idle() const { return rules_.empty() && log_.empty(); }
 
-  /// Counts the call. Returns the action, and the errno for a failure.
-  Action judge(std::string_view op, const std::string& path, int& error) {
+  /// Counts the call. Returns the action, the errno for a failure and the seconds of a slow call.
+  Action judge(std::string_view op, const std::string& path, int& error, unsigned& seconds) {
     if (!log_.empty()) note(op, path);
     for (Rule& rule : rules_) {
       if (rule.op != op || path.find(rule.path) == std::string::npos) continue;
       const long call = ++rule.calls;
       if (call != rule.nth && !(rule.and_later && call > rule.nth)) continue;
       error = rule.error;
+      seconds = rule.seconds;
       return rule.action;
     }
     return Action::none;
