@@ -43,7 +43,7 @@ void parse_latent_attention(const JsonKeys& keys, TransformerConfig& model) {
   keys.check(model.num_query_groups == model.num_attention_heads, "num_key_value_heads",
              *model.num_query_groups, model.num_attention_heads);
   keys.allow("rope_interleave", !keys.mentions("rope_interleave"), true);  // null means false
-  keys.allow("rms_norm_eps", kLatentNormEpsilon, kLatentNormEpsilon);  // of the latents' norms
+  keys.allow("rms_norm_eps", kLatentNormEpsilon, kLatentNormEpsilon);      // of the latents' norms
   model.multi_latent_attention = true;
   if (keys.has("q_lora_rank") || !keys.mentions("q_lora_rank"))
     model.q_lora_rank = keys.size("q_lora_rank", 1536);

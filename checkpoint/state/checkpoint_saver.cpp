@@ -74,6 +74,7 @@ struct CheckpointSaver::Job {
   std::future<void> was_copied = copied.get_future();
   std::vector<ShardContent> contents = {};
   std::vector<ManifestTensor> tensors = {};  ///< as contents, without pieces
+  std::vector<size_t> weights = {};          ///< indices of the contents that must be finite
   std::atomic<bool> abandoned = false;
   std::atomic<bool> failed = false;     ///< other ranks may wait for this one until finish_first()
   std::shared_future<void> after = {};  ///< the end of the previous job, if that was under way
@@ -98,12 +99,21 @@ struct CheckpointSaver::Job {
       const std::string problem = run();
       return problem.empty() ? kDone : std::string(kNoted) + problem;
     } catch (const DivergenceError& error) {
-      return std::string(kDiverged) + error.what();
+      return status_of_failure(kDiverged, error.what());
     } catch (const std::filesystem::filesystem_error& error) {
-      return fmt::format("{}'{}': {}", kFailed, error.path1().string(), error.code().message());
+      return status_of_failure(
+          kFailed, fmt::format("'{}': {}", error.path1().string(), error.code().message()));
     } catch (const std::exception& error) {
-      return std::string(kFailed) + error.what();
+      return status_of_failure(kFailed, error.what());
     }
+  }
+
+  /// First removes the shard: it may fill the disk, and the loop, which writes there too, may not
+  /// ask for the status until the next save is due.
+  std::string status_of_failure(std::string_view kind, const std::string& what) const {
+    std::error_code ignored;
+    std::filesystem::remove(checkpoint.file(shard_name(rank)), ignored);
+    return std::string(kind) + what;
   }
 
   /// Returns a problem that leaves the checkpoint complete.
@@ -122,7 +132,7 @@ struct CheckpointSaver::Job {
     parse_manifest(text, checkpoint.file(kManifestName));
     for (int64_t other = 1; other < world_size; ++other)
       std::filesystem::remove(checkpoint.file(report_name(other)));
-    if (abandoned) fail<FileError>("the save was given up");
+    check_still_wanted(&abandoned);
     return join_problems({problem, checkpoint.commit(text, keep, whole.skipped_steps, unproven)});
   }
 
@@ -136,8 +146,9 @@ struct CheckpointSaver::Job {
   }
 
   void check_finite() const {
-    for (const ShardContent& content : contents) {
-      if (!must_be_finite(content.state)) continue;
+    for (const size_t i : weights) {
+      check_still_wanted(&abandoned);
+      const ShardContent& content = contents[i];
       const int64_t count = count_not_finite(content.dtype, content.data, content.bytes);
       require<DivergenceError>(count == 0, "{}",
                                describe_not_finite(tensor_key(content.name, content.state), count,
@@ -150,7 +161,7 @@ struct CheckpointSaver::Job {
     const std::string folder = std::filesystem::path(checkpoint.file("")).parent_path();
     if (rank == 0) part.files.push_back(write_text_file(folder, kConfigName, config));
     if (contents.empty()) return part;
-    const WrittenShard written = write_shard(folder, shard_name(rank), contents);
+    const WrittenShard written = write_shard(folder, shard_name(rank), contents, &abandoned);
     const auto file = static_cast<int64_t>(part.files.size());
     part.files.push_back(written.file);
     for (size_t i = 0; i < contents.size(); ++i) {
@@ -177,7 +188,7 @@ struct CheckpointSaver::Job {
   void wait_for(const std::string& path) const {
     for (milliseconds pause(1); !std::filesystem::exists(path);
          pause = std::min(pause * 2, milliseconds(50))) {
-      if (abandoned) fail<FileError>("the save was given up");
+      check_still_wanted(&abandoned);
       std::this_thread::sleep_for(pause);
     }
   }
@@ -229,10 +240,23 @@ void CheckpointSaver::note_staged(Job& job, c10::Device device) {
   job.staged_from_device->record(guard.getStream(device));
 }
 
+void CheckpointSaver::check_list(const std::vector<StateTensor>& tensors) const {
+  const std::vector<std::string> keys = keys_of(tensors);
+  const auto [was, is] = std::mismatch(keys_.begin(), keys_.end(), keys.begin(), keys.end());
+  const auto name = [](auto at, auto end) {
+    return at == end ? std::string("none") : "'" + *at + "'";
+  };
+  require<UsageError>(was == keys_.end() && is == keys.end(),
+                      "checkpoint: tensor number {}: found {}, allowed: {}, as in the first save; "
+                      "another list needs another CheckpointSaver",
+                      was - keys_.begin(), name(is, keys.end()), name(was, keys_.end()));
+}
+
 std::unique_ptr<CheckpointSaver::Job> CheckpointSaver::make_job(
     const std::vector<StateTensor>& tensors, const TrainingProgress& progress,
     const Config& config) {
   const at::NoGradGuard no_grad;
+  check_list(tensors);
   auto job =
       std::unique_ptr<Job>(new Job{.checkpoint = {options_.folder, progress.iteration},
                                    .rank = state_.rank(),
@@ -244,6 +268,8 @@ std::unique_ptr<CheckpointSaver::Job> CheckpointSaver::make_job(
   if (options_.async) job->staging = staging_for(tensors);
   for (const size_t i : mine_) {
     const StateTensor& tensor = tensors.at(i);
+    if (!tensor.is_buffer && must_be_finite(tensor.state))
+      job->weights.push_back(job->contents.size());
     const at::Tensor values = tensor.values.detach();
     if (options_.async)
       stage(*job, values);
@@ -275,8 +301,11 @@ SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
   may_skip = may_skip && options_.async && options_.when_busy == AsyncWhenBusy::skip;
   if (may_skip && is_in_progress()) return {};
   make_room(may_be_second ? 2 : 1, progress.iteration, result);
-  if (!planned_) mine_ = share_of_rank(tensors, state_);
-  planned_ = true;
+  if (!planned_) {
+    mine_ = share_of_rank(tensors, state_);
+    keys_ = keys_of(tensors);
+    planned_ = true;
+  }
   auto job = begin(tensors, progress, config, result);
   job->unproven = job->unproven || unproven;
   if (!jobs_.empty()) job->after = jobs_.back()->ended.get_future().share();

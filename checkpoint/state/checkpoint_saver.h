@@ -47,7 +47,8 @@ struct SaveResult {
 class CheckpointSaver {
  public:
   CheckpointSaver(const ParallelState& parallel_state, CheckpointSaverOptions options);
-  /// Waits for this rank's thread; a checkpoint that is not complete by then stays unfinished.
+  /// Gives up what is not complete; it stays unfinished. Waits for this rank's thread, which ends
+  /// after the block that it is writing, or the fsync that it is waiting for.
   ~CheckpointSaver();
   CheckpointSaver(const CheckpointSaver&) = delete;
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
@@ -61,6 +62,8 @@ class CheckpointSaver {
   /// Without `may_skip` this save waits for all earlier ones.
   /// `unproven`: no loss has been computed with these weights yet, so the newest checkpoint before
   /// this one is kept, too.
+  /// FileError on all ranks: `tensors` are not those of the first save, with the same names and
+  /// parts in the same order.
   /// UsageError on all ranks, by the first save: a tensor of a dtype that safetensors lacks, or one
   /// that is StateTensor::on_one_stage and is found on two pipeline stages, or twice on a rank.
   SaveResult save(const std::vector<StateTensor>& tensors, const TrainingProgress& progress,
@@ -88,6 +91,7 @@ class CheckpointSaver {
                              SaveResult& result);
   std::unique_ptr<Job> make_job(const std::vector<StateTensor>& tensors,
                                 const TrainingProgress& progress, const Config& config);
+  void check_list(const std::vector<StateTensor>& tensors) const;
   void stage(Job& job, const at::Tensor& values) const;
   void note_staged(Job& job, c10::Device device);
   /// Memory, not read by any job, for the copy of this rank's share; kept from save to save.
@@ -97,7 +101,8 @@ class CheckpointSaver {
 
   ParallelState state_;
   CheckpointSaverOptions options_;
-  std::vector<size_t> mine_;  ///< indices of the tensors that this rank writes
+  std::vector<size_t> mine_;       ///< indices of the tensors that this rank writes
+  std::vector<std::string> keys_;  ///< of the tensors of the first save
   bool planned_ = false;
   std::vector<at::Tensor> staging_;        ///< bytes
   std::deque<std::unique_ptr<Job>> jobs_;  ///< under way, as many on all ranks, the first in front

@@ -50,12 +50,20 @@ std::vector<std::vector<HeldUnit>> gather_held(const std::vector<HeldUnit>& held
 
 }  // namespace
 
+std::vector<std::string> keys_of(const std::vector<StateTensor>& tensors) {
+  std::vector<std::string> keys;
+  for (const StateTensor& tensor : tensors)
+    keys.push_back(shard_entry_name(tensor_key(tensor.name, tensor.state), tensor.part));
+  return keys;
+}
+
 std::vector<size_t> share_of_rank(const std::vector<StateTensor>& tensors,
                                   const ParallelState& state) {
   std::vector<HeldUnit> held;
-  for (const StateTensor& tensor : tensors)
-    held.push_back({shard_entry_name(tensor_key(tensor.name, tensor.state), tensor.part),
-                    static_cast<int64_t>(tensor.values.nbytes()), tensor.on_one_stage});
+  const std::vector<std::string> keys = keys_of(tensors);
+  for (size_t i = 0; i < tensors.size(); ++i)
+    held.push_back(
+        {keys[i], static_cast<int64_t>(tensors[i].values.nbytes()), tensors[i].on_one_stage});
   const auto of_ranks = gather_held(held, refusal_of(tensors), state);
   const auto units = without_overlaps(merge_units(of_ranks));
   const auto writers = assign_writers(units, state.world_size());

@@ -19,6 +19,9 @@ namespace lockstep {
 /// The tensors of a share are padded to multiples of this many bytes in host_memory().
 inline constexpr int64_t kShareAlignment = 64;
 
+/// The names under which shards hold these tensors.
+std::vector<std::string> keys_of(const std::vector<StateTensor>& tensors);
+
 /// Indices of the tensors that this rank saves: over all ranks each element is saved once, and the
 /// work is spread evenly over the ranks that hold it. Collective over the world: one
 /// all_gather_texts(). UsageError on all ranks, as CheckpointSaver::save().

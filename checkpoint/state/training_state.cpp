@@ -73,6 +73,26 @@ void load_tensor(CheckpointReader& checkpoint, const StateTensor& target) {
   if (!direct) at::Tensor(target.values).copy_(memory);
 }
 
+bool has_memory(const at::Tensor& values) {
+  try {
+    return values.storage().data() != nullptr;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+/// Gathering a unit frees the one before it, whose views then have no memory.
+void require_gathered(const std::vector<StateTensor>& list) {
+  for (const StateTensor& one : list) {
+    const bool real = one.values.is_cpu() || one.values.is_cuda();
+    require<UsageError>(
+        !real || one.values.numel() == 0 || has_memory(one.values),
+        "checkpoint: '{}' is sharded over the data-parallel ranks (optim_grads_params), allowed: "
+        "gathered; call unshard() of its DistributedDataParallel first, on every rank",
+        one.name);
+  }
+}
+
 /// These parameters of `model`, and its registered buffers.
 std::vector<StateTensor> values_of(const std::vector<NamedParameter>& parameters,
                                    const torch::nn::Module& model, const ParallelState& state) {
@@ -83,17 +103,19 @@ std::vector<StateTensor> values_of(const std::vector<NamedParameter>& parameters
     add(list, {param.name, "", {box, {0, box.numel()}}, flat_view(param.name, param.tensor)},
         param.description);
   }
+  require_gathered(list);
   for (const auto& buffer : model.named_buffers()) {
     const TensorBox box = whole_box(buffer.value().sizes().vec());
     list.push_back(
         {buffer.key(), "", {box, {0, box.numel()}}, flat_view(buffer.key(), buffer.value())});
+    list.back().is_buffer = true;
   }
   return list;
 }
 
 std::string find_not_finite(const std::vector<StateTensor>& tensors) {
   for (const StateTensor& tensor : tensors) {
-    if (!must_be_finite(tensor.state)) continue;
+    if (tensor.is_buffer || !must_be_finite(tensor.state)) continue;
     if (const int64_t count = count_not_finite(tensor.values); count > 0)
       return describe_not_finite(tensor_key(tensor.name, tensor.state), count,
                                  tensor.values.numel());

@@ -28,6 +28,7 @@ struct StateTensor {
   /// name: it is of a parameter that is described neither as tied nor as on all stages. The first
   /// save checks it. A registered buffer may be on several stages and counts as the same on all.
   bool on_one_stage = false;
+  bool is_buffer = false;  ///< a registered buffer; its values need not be finite
 };
 
 /// Where a run stands. The same on all ranks, except metrics_checksum, for which only rank 0's
@@ -47,9 +48,11 @@ struct TrainingProgress {
 bool scale_adapts_itself(const Config& config);
 
 /// The parameters, frozen ones included, and the registered buffers of `model`. With
-/// ddp.overlap_param_gather wait for them first (finish_param_sync). Collective over the axes that
-/// cut parameters, whose ranks may hold pieces of any lengths. UsageError: a parameter that is not
-/// contiguous. CommunicationError: one that a rank of such an axis does not have.
+/// ddp.overlap_param_gather wait for them first (finish_param_sync); with optim_grads_params call
+/// unshard() of each DistributedDataParallel first, and keep the weights whole until a save has
+/// copied them or load_state() has returned. Collective over the axes that cut parameters, whose
+/// ranks may hold pieces of any lengths. UsageError: a parameter that is not contiguous, or that is
+/// not gathered. CommunicationError: one that a rank of such an axis does not have.
 std::vector<StateTensor> model_state(const torch::nn::Module& model, const ParallelState& state);
 
 /// The same without the parameters that are trained: what kept_weights() leaves out. No gathered
@@ -88,7 +91,7 @@ bool has_optimizer_state(const Manifest& manifest);
 void check_no_weight_left(const CheckpointReader& checkpoint,
                           const std::vector<StateTensor>& weights, const ParallelState& state);
 
-/// FileError, on all ranks, if a weight (of the model, or a master weight) is not finite: names
+/// FileError, on all ranks, if a weight (a parameter, or a master weight) is not finite: names
 /// `path`, the rank, the tensor and the number of such elements; see must_be_finite(). Collective.
 void check_weights_are_finite(const std::string& path, const std::vector<StateTensor>& tensors,
                               const ParallelState& state);

@@ -191,6 +191,22 @@ TEST_F(CheckpointDamageTest, LiesOfTheManifestAreNamed) {
   EXPECT_TRUE(refuses("iteration: 7", "iteration: -7", "found -7"));
 }
 
+TEST(JoinManifests, RanksWhosePiecesDifferAreNamed) {
+  const auto join = [](const std::string& dtype, const std::vector<int64_t>& shape) {
+    std::vector<Manifest> parts(2);
+    parts[0].tensors.push_back({"w", "", "F32", {4, 6}, {}});
+    parts[1].tensors.push_back({"w", "", dtype, shape, {}});
+    return join_manifests({}, parts);
+  };
+  EXPECT_EQ(join("F32", {4, 6}).tensors.size(), 1u);
+  EXPECT_TRUE(throws_with<UsageError>(
+      [&] {
+        join("BF16", {4, 6});
+      },
+      "tensor 'w': one rank has F32 [4, 6], another BF16 [4, 6]"));
+  EXPECT_TRUE(throws_with<UsageError>([&] { join("F32", {4, 5}); }, "another F32 [4, 5]"));
+}
+
 TEST_F(CheckpointDamageTest, EveryByteOfAShardIsGuarded) {
   const std::string whole = folder_.read("step_7/rank_00001.safetensors");
   const auto first_damage = [&] {

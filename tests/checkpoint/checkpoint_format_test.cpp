@@ -327,6 +327,29 @@ TEST(CheckpointFolder, AFileIsReplacedAndALinkIsNotFollowed) {
   EXPECT_EQ(folder.read("other"), "of somebody else");
 }
 
+TEST(ShardFile, AWriteThatIsGivenUpEndsBeforeTheNextBlockAndLeavesNoFile) {
+  const TemporaryFolder folder;
+  const std::string bytes(16 << 20, 'b');
+  const int64_t size = std::ssize(bytes);
+  const std::vector<ShardContent> contents = {
+      {"w", "", "U8", {whole_box({size}), {0, size}}, bytes.data(), size}};
+  std::atomic<bool> stop = true;
+  const auto given_up = [](const auto& body) {
+    return throws_with<FileError>(body, "the save was given up");
+  };
+  EXPECT_TRUE(given_up([&] { write_shard(folder.path(), "s", contents, &stop); }));
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "s"));
+  stop = false;
+  ShardWriter writer(folder.path(), "part", &stop);
+  writer.write(bytes);
+  stop = true;
+  EXPECT_TRUE(given_up([&] { writer.write(bytes); }));
+  EXPECT_TRUE(given_up([&] { writer.finish(); }));
+  EXPECT_EQ(std::filesystem::file_size(folder.path() / "part"), bytes.size());
+  stop = false;
+  EXPECT_EQ(write_shard(folder.path(), "s", contents, &stop).file.block_crc32.size(), 17u);
+}
+
 TEST(ShardFile, ReadsOnlyTheBlocksThatHoldWhatIsAsked) {
   const TemporaryFolder folder;
   std::vector<int32_t> numbers(1 << 20);  // four blocks plus the header

@@ -1,10 +1,12 @@
 #include "lockstep/checkpoint/checkpoint_saver.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <fstream>
 #include <thread>
 
@@ -121,6 +123,51 @@ TEST_F(CheckpointSaverTest, ASaveThatAnotherRankFailedToWriteKeepsNobodyBusy) {
     EXPECT_TRUE(result.last_error.starts_with("rank 1: '" + elsewhere + "/step_1.partial/"))
         << result.last_error;
     if (result.path.empty()) return;
+    saver.finish();
+  });
+  EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_2"}));
+}
+
+/// Files of this process cannot grow beyond a number of bytes while this object lives.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit = {.rlim_cur = bytes, .rlim_max = before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileSizeLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+  FileSizeLimit(const FileSizeLimit&) = delete;
+  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
+
+ private:
+  void (*handler_)(int);
+  rlimit before_ = {};
+};
+
+/// As on a full disk, which the loop needs for its metrics before the next save is due.
+TEST_F(CheckpointSaverTest, AnAsynchronousSaveThatFailsLeavesNoHalfWrittenShard) {
+  const std::string into = folder("half"), shard = into + "/step_1.partial/rank_00000.safetensors";
+  testing::run_ranks(1, [&](const ParallelState& state) {
+    CheckpointSaver saver(state, {.folder = into, .async = true});
+    const at::Tensor values = at::full({1 << 20}, 3.0F);
+    TrainingProgress progress;
+    progress.iteration = 1;
+    {
+      const FileSizeLimit limit(3 << 19);  // cuts the second block
+      saver.save(some_state(values), progress, Config{});
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+      for (int tries = 0; std::filesystem::exists(shard) && tries < 500; ++tries)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    EXPECT_TRUE(std::filesystem::exists(into + "/step_1.partial"));
+    EXPECT_FALSE(std::filesystem::exists(shard));
+    progress.iteration = 2;
+    EXPECT_EQ(saver.save(some_state(values), progress, Config{}).last_error,
+              "rank 0: '" + shard + "' cannot be written: File too large");
     saver.finish();
   });
   EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_2"}));

@@ -163,8 +163,8 @@ TEST(HuggingFaceFamilyConfig, AttentionIsCausal) {
       parse_family(type, R"(,"num_key_value_heads":32,"is_causal":)" + value);
     };
     EXPECT_NO_THROW(parse("true")) << type;
-    EXPECT_TRUE(throws_with<FileError>([&] { parse("false"); },
-                                       "'is_causal': found false, allowed: true"))
+    EXPECT_TRUE(
+        throws_with<FileError>([&] { parse("false"); }, "'is_causal': found false, allowed: true"))
         << type;
   }
 }
