@@ -60,7 +60,15 @@ void CollectiveCall::check_tensors(const Tensors& tensors) const {
     check(
         tensor.scalar_type() == tensors[0].scalar_type() && tensor.device() == tensors[0].device(),
         "found tensors of several dtypes or devices, allowed: one");
+    check(!tensor.is_conj() && !tensor.is_neg(),
+          "found a tensor that is conjugated or negated lazily, allowed: after resolve_conj() and "
+          "resolve_neg()");
   }
+  const c10::Device found = tensors[0].device(), job = group_.shared_state()->device;
+  const bool same_index = !job.has_index() || found.index() == job.index();
+  if (alone() || found.is_cpu() || (found.type() == job.type() && same_index)) return;
+  refuse(fmt::format("found tensors on {}, allowed: cpu{}", found.str(),
+                     job.is_cpu() ? "" : ", and " + job.str() + ", the device of the job"));
 }
 
 void CollectiveCall::check_sizes(const Tensors& outputs, int64_t outer, const Tensors& inputs,

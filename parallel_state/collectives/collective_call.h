@@ -39,7 +39,8 @@ class CollectiveCall {
   void check(bool condition, fmt::format_string<Args...> what, Args&&... args) const {
     if (!condition) refuse(fmt::format(what, std::forward<Args>(args)...));
   }
-  /// One or more, contiguous, of one dtype and device.
+  /// One or more, contiguous, of one dtype and device (the CPU or that of the job), not lazily
+  /// conjugated or negated.
   void check_tensors(const Tensors& tensors) const;
   /// output.numel() : input.numel() must be outer : inner.
   void check_sizes(const Tensors& outputs, int64_t outer, const Tensors& inputs,

@@ -42,6 +42,7 @@ void check_reduction(const Call& call, const Reduction& reduction, const at::Ten
 }
 
 Work copy_alone(const Tensors& outputs, const Tensors& inputs) {
+  const at::NoGradGuard no_grad;
   for (size_t i = 0; i < outputs.size(); ++i)
     if (outputs[i].const_data_ptr() != inputs[i].const_data_ptr())
       outputs[i].view(-1).copy_(inputs[i].view(-1));

@@ -17,6 +17,7 @@ struct ProcessGroup::State {
   int64_t rank = 0;         ///< position in `ranks`
   int64_t global_rank = 0;  ///< rank in the world, for messages
   std::chrono::milliseconds timeout{};
+  c10::Device device = c10::kCPU;  ///< of the job
   std::shared_ptr<FailureBoard> failures;
   std::shared_ptr<DesyncGuard> guard;
   std::shared_ptr<Communicator> communicator;      ///< null for a group of one rank

@@ -114,7 +114,8 @@ at::Tensor cut_chunk(const at::Tensor& tensor, int64_t dim, int64_t count, int64
 at::Tensor change_placement(const at::Tensor& local, const Placement& from, const Placement& to,
                             int64_t length, const ProcessGroup& group, const std::string& label) {
   if (group.size() == 1) return local;
-  const Change change = {local, group, label};
+  const at::Tensor plain = local.resolve_conj().resolve_neg();  // lazy ones have other bytes
+  const Change change = {plain, group, label};
   const auto* to_shard = std::get_if<Shard>(&to);
   if (const auto* partial = std::get_if<Partial>(&from))
     return to_shard ? reduce_and_cut(change, *partial, to_shard->dim)

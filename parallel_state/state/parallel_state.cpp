@@ -126,8 +126,7 @@ void check_options(const ParallelStateOptions& options, int64_t rank) {
                        "device: found 'cuda', allowed: one with its number, such as 'cuda:0'");
   for (const auto& [kind, of_group] : options.group_options)
     if (of_group.timeout) check_timeout(*of_group.timeout, fmt::format("{}: ", to_string(kind)));
-  const RankGrids check(options.sizes);
-  const int64_t world = options.sizes.world_size;
+  const int64_t world = RankGrids(options.sizes).sizes().world_size;  // checks them
   require<ConfigError>(rank >= 0 && rank < world, "rank {} is outside the world of {} ranks", rank,
                        world);
 }
@@ -175,6 +174,7 @@ struct ParallelState::Impl {
     state->guard = guard;
     state->observer = options.observer;
     state->watch = watch;
+    state->device = options.device;
     state->clock = clock;
     state->recorder = recorder;
     if (key.ranks.size() > 1) state->communicator = communicator(*state, key);

@@ -29,6 +29,7 @@ int64_t bytes_of_row(const at::Tensor& tensor) {
 
 void scale_terms(at::Tensor terms, const Reduction& reduction) {
   if (!reduction.scales()) return;
+  const at::NoGradGuard no_grad;
   const bool rounds_twice = reduction.numerator != 1 && reduction.denominator != 1;
   at::Tensor scaled = rounds_twice && is_narrow(terms.scalar_type()) ? terms.to(at::kFloat) : terms;
   if (reduction.numerator != 1) scaled.mul_(reduction.numerator);

@@ -343,5 +343,14 @@ TEST_F(DeviceCheckpoints, AModelThatIsLoadedOnADeviceHasTheSameLoss) {
   EXPECT_EQ(loss_on(lagging_device(1)), loss_on(c10::kCPU));
 }
 
+// A lone rank sends nothing, so its state need not know the device.
+TEST(DeviceFronts, ALoneRankTakesModelsOnAnyDevice) {
+  use_lagging_device();
+  const ParallelState state = ParallelState::single_process();
+  SmallNet wrapped(1, at::kDouble, lagging_device(0)), reduced(1, at::kDouble, lagging_device(0));
+  EXPECT_NO_THROW(DistributedDataParallel(wrapped, state));
+  EXPECT_NO_THROW(Reducer(reduced, state.world()));
+}
+
 }  // namespace
 }  // namespace lockstep::testing

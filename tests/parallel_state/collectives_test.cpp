@@ -241,11 +241,40 @@ TEST(Collectives, ATensorThatDoesNotFitEndsNothing) {
       refused([&] { reduce_scatter(group, one, two, ReduceOp::sum, "x").wait(); }, found);
     }
     refused([&] { broadcast(group, at::Tensor(), 0, "x").wait(); }, "found an undefined tensor");
+    const at::Tensor far = at::ones({2}, at::kMeta), half = at::ones({1}, at::kMeta);
+    const std::string elsewhere = "found tensors on meta, allowed: cpu";
+    refused([&] { all_reduce(group, far, ReduceOp::sum, "x").wait(); }, elsewhere);
+    refused([&] { reduce_scatter(group, half, far, ReduceOp::sum, "x").wait(); }, elsewhere);
+    refused([&] { all_gather(group, far, half, "x").wait(); }, elsewhere);
+    refused([&] { all_to_all(group, far, far, "x").wait(); }, elsewhere);
+    refused([&] { broadcast(group, far, 0, "x").wait(); }, elsewhere);
+    refused([&] { send(group, far, 1 - state.rank(), "x").wait(); }, elsewhere);
+    const at::Tensor complex = at::ones({1}, at::kComplexFloat);
+    refused(
+        [&] { all_gather(group, at::ones({2}, at::kComplexFloat), complex.conj(), "x").wait(); },
+        "found a tensor that is conjugated or negated lazily");
     state.check_in_step();
     const at::Tensor sum = at::ones({1});
     all_reduce(group, sum, ReduceOp::sum, "after").wait();
     EXPECT_EQ(sum.item<float>(), 2);
   });
+}
+
+TEST(Collectives, AutogradRecordsNoneOfThemOnAnyNumberOfRanks) {
+  for (const int64_t ranks : {1, 2})
+    run_ranks(ranks, [](const ParallelState& state) {
+      const ProcessGroup group = state.world();
+      const at::Tensor x = at::ones({2}).requires_grad_(true);
+      const at::Tensor gathered = at::empty({2 * group.size()}), moved = at::empty({2});
+      all_gather(group, gathered, x, "x").wait();
+      all_to_all(group, moved, x, "x").wait();
+      EXPECT_FALSE(gathered.requires_grad() || moved.requires_grad());
+      const at::Tensor leaf = at::empty({2 * group.size()}).requires_grad_(true);
+      all_gather(group, leaf, x, "x").wait();
+      EXPECT_TRUE(at::equal(leaf, at::ones({2 * group.size()})));
+      all_reduce(group, x, {ReduceOp::sum, 1, 2}, "x").wait();
+      EXPECT_TRUE(at::equal(x, at::full({2}, 0.5 * static_cast<double>(group.size()))));
+    });
 }
 
 // A rank's own part is copied, so it would be written beyond the end of the output.

@@ -228,5 +228,17 @@ TEST(DTensor, WhatCannotBeIsNamed) {
   });
 }
 
+TEST(DTensor, ALazilyConjugatedTensorIsGatheredAsItsValues) {
+  run_ranks(2, [](const ParallelState& state) {
+    const DeviceMesh mesh(state, {2}, {"dp"});
+    for (const int64_t length : {4, 5}) {
+      const at::Tensor whole = at::complex(at::arange(length, at::kFloat), at::ones({length}));
+      const at::Tensor mine = whole.chunk(2)[static_cast<size_t>(state.rank())].conj();
+      const DTensor tensor = DTensor::from_local(mine, mesh, {Shard{0}}, {{length}});
+      EXPECT_TRUE(at::equal(tensor.full_tensor(), whole.conj().resolve_conj())) << length;
+    }
+  });
+}
+
 }  // namespace
 }  // namespace lockstep
