@@ -68,7 +68,9 @@ class DescribedModule : public torch::nn::Module {
   /// Creates and registers the child that `spec` lists under `name`: Child(context.child(name),
   /// spec.child(name), more...). `context` is a ParamOrigin, a ParallelContext, a LayerContext or
   /// another type with child(). The key of the initial values and the path of the module in a
-  /// checkpoint follow from this one name.
+  /// checkpoint follow from this one name. If you make a child yourself, for register_module() or a
+  /// ModuleList, also pass context.child(name): two children of one context would start from the
+  /// same random values.
   template <class Child, class Context, class... More>
   std::shared_ptr<Child> add_child(const Context& context, const ModuleSpec& spec,
                                    const std::string& name, More&&... more) {

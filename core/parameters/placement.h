@@ -88,7 +88,8 @@ struct Tie {
 /// Which pipeline stages hold a parameter that is not tied.
 enum class StageCopies {
   one,  ///< this stage alone; the others hold other parameters
-  all,  ///< each of them holds a copy; all copies start from the same values
+  all,  ///< each of them holds a copy; all copies start from the same values. For copies in
+        ///< several model chunks of a rank see Tie.
 };
 
 /// How the optimizer may treat a parameter. Muon (optimizer.optimizer = muon) updates matrices

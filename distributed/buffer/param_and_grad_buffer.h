@@ -89,6 +89,7 @@ class ParamAndGradBuffer {
   /// note_all_reduced(true).
   const std::vector<ElementRange>& reduced() const { return all_reduced_ ? all_ : owned_; }
   void note_all_reduced(bool all) { all_reduced_ = all; }
+  bool all_reduced() const { return all_reduced_; }
 
   /// What the optimizer works on, flat: the parameters in a range inside one of owned(), and the
   /// gradients in a range inside one of reduced().

@@ -157,9 +157,9 @@ class DistributedDataParallel {
 
   /// With the distributed optimizer: all following steps reduce by all-reduces, and every rank gets
   /// all gradients, to inspect or save them. finalize_model_grads() then processes all of them; the
-  /// optimizer still uses only its shard. Between steps only; gradients that are reduced already
-  /// stay what they are until zero_grad_buffer(). false undoes it. UsageError if
-  /// gradients are sharded.
+  /// optimizer still uses only its shard. All ranks and all models that are finalized together must
+  /// set the same. Between steps only; gradients that are reduced already stay what they are until
+  /// zero_grad_buffer(). false undoes it. UsageError if gradients are sharded.
   void set_force_all_reduce(bool on);
 
   /// Moves the gradients to the host's memory and frees the device's memory, so that it can be used

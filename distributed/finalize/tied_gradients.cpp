@@ -136,9 +136,11 @@ void check_ties(const FinalizeContext& context) {
               copy.buffer->grad_data().scalar_type() ==
                   copies.front().buffer->grad_data().scalar_type() &&
               copy.buffer->is_sharded() == copies.front().buffer->is_sharded() &&
-              copy.buffer->holds_whole_matrices() == copies.front().buffer->holds_whole_matrices(),
+              copy.buffer->holds_whole_matrices() ==
+                  copies.front().buffer->holds_whole_matrices() &&
+              copy.buffer->all_reduced() == copies.front().buffer->all_reduced(),
           "finalize_model_grads: parameters '{}' {} and '{}' {} are tied as '{}', but differ in "
-          "shape, dtype of the gradient or sharding",
+          "shape, dtype of the gradient, sharding or set_force_all_reduce()",
           first.name, first.tensor.sizes(), copy.param().name, copy.param().tensor.sizes(),
           tie.name);
   }
@@ -170,9 +172,8 @@ void sum_tied_gradients(FinalizeContext& context) {
   }
 }
 
-bool is_tied_over_stages(const ParamDescription& description, const RankGrids& grids,
-                         GradientScalingMode) {
-  return description.tie && grids.size(GroupKind::pp) > 1;
+bool is_tied(const ParamDescription& description, const RankGrids&, GradientScalingMode) {
+  return description.tie.has_value();  // also with one stage: a rank may hold several copies
 }
 
 }  // namespace
@@ -180,7 +181,7 @@ bool is_tied_over_stages(const ParamDescription& description, const RankGrids& g
 const FinalizePass kTiedGradients = {.name = "tied gradients",
                                      .run = sum_tied_gradients,
                                      .check = check_ties,
-                                     .changes = is_tied_over_stages,
+                                     .changes = is_tied,
                                      .left_undone = kNotAddedUp};
 
 void check_ties_over_stages(const std::vector<DistributedDataParallel*>& models,

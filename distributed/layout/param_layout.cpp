@@ -82,7 +82,9 @@ std::optional<int64_t> effective_bucket_size(const DistributedDataParallelConfig
   return std::max<int64_t>(40'000'000, 1'000'000 * dp_cp);
 }
 
-int64_t pad_param_start(int64_t offset) { return round_up(offset, kParamAlignment); }
+int64_t pad_param_start(int64_t offset) {
+  return checked_round_up(offset, kParamAlignment, kBufferSize);
+}
 
 int64_t pad_bucket_end(int64_t offset, int64_t data_parallel_size, bool high_bus_bandwidth) {
   int64_t divisor = checked_lcm(data_parallel_size, kBucketAlignment);

@@ -77,7 +77,8 @@ struct ParamLayout {
 std::optional<int64_t> effective_bucket_size(const DistributedDataParallelConfig& config,
                                              int64_t numel, int64_t dp_cp);
 
-/// Start of a parameter that may begin at `offset` or later: 64-element alignment.
+/// Start of a parameter that may begin at `offset` or later: 64-element alignment. UsageError if
+/// it does not fit into 64 bits.
 int64_t pad_param_start(int64_t offset);
 
 /// End of a bucket whose parameters end at `offset`: a multiple of lcm(data_parallel_size, 128),

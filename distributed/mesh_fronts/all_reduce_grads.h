@@ -10,7 +10,8 @@ namespace lockstep {
 
 /// Averages the gradients of a model over the ranks that hold it, once, after backward, as in
 /// Hugging Face's 3D example. For loops that keep no state between steps. Nothing overlaps
-/// backward; for overlap use DistributedDataParallel or GradientSynchronizer.
+/// backward; for overlap use DistributedDataParallel or GradientSynchronizer. All ranks must start
+/// from the same weights; nothing is broadcast.
 ///
 /// `world_mesh` has the axes "dp" and "cp", and possibly others. With `use_ddp` another API reduces
 /// over dp, and this function reduces over cp only; otherwise it reduces over dp and cp as one

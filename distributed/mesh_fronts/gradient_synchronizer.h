@@ -55,6 +55,9 @@ struct GradientSynchronizerOptions {
 /// plain tensor, is local: it gets no buffer and is not counted, and its gradient is undefined
 /// until backward creates one.
 ///
+/// Ranks that hold the same part of a parameter must start from the same values; nothing is
+/// broadcast.
+///
 /// Buckets hold parameters of one parameter group, device, gradient dtype and group of ranks, in
 /// reverse order. A bucket is one flat piece of memory of at most `bucket_size_mb`, counted as
 /// local elements times the size of a gradient's element; a larger parameter has a bucket of its

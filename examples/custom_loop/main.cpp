@@ -39,7 +39,7 @@ double train() {
   ddp.set_num_microbatches(kMicrobatches);
   lockstep::OptimizerConfig config;
   config.lr = 0.01;
-  config.clip_grad = 1;  // the norm to which step() scales larger gradients down
+  config.clip_grad = 1;  // the default: step() scales larger norms down to 1; 0: never
   lockstep::Optimizer optimizer({&ddp}, config);
 
   const auto ranks = state.group(lockstep::GroupKind::dp_cp);

@@ -97,8 +97,8 @@ std::vector<ShardClass> make_classes(const MeshParameters& parameters,
         found = &sharded.try_emplace(group.ranks(), ShardClass{group}).first->second;
     }
     const at::Tensor& grad = param.tensor.grad();
+    refuse_unfinished(param.name, param.tensor, "clip_grad_norm_");  // sharded: undefined
     if (!grad.defined()) continue;
-    refuse_unfinished(param.name, param.tensor, "clip_grad_norm_");
     if (param.description) refuse_not_final(param.name, param.tensor, "clip_grad_norm_");
     check_gradient(param, clips);
     if (counts_on_this_stage(param, axes.replicated, pp_mesh))

@@ -23,8 +23,8 @@ enum class Gaps {
 /// The places of the gradients that a rank holds and counts. Over the ranks, each element of the
 /// model is counted once. With the distributed optimizer a rank holds its shard. Of the ranks that
 /// hold the same gradients, the first one counts: tp for dense parameters that are replicated
-/// there, etp and ep for experts, the first stage (and there the first model chunk) for tied
-/// parameters and for those that every stage holds.
+/// there, etp and ep for experts, the first stage for parameters that every stage holds, and the
+/// first copy on the first stage for tied parameters.
 class CountedRanges {
  public:
   /// For the parameters that are `chosen`, in the order of the models, of their buffers and of the

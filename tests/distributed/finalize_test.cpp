@@ -37,6 +37,25 @@ TEST(FinalizeModelGrads, GX5TokensCountNotRanks) {
   });
 }
 
+TEST(FinalizeModelGrads, ModelsOfDifferentScalingAreRefused) {
+  const ParallelState state = ParallelState::single_process();
+  DistributedDataParallelConfig average;
+  average.calculate_per_token_loss = false;
+  for (const bool swapped : {false, true}) {
+    OneWeight first, second;
+    DistributedDataParallel sums(first, state), averages(second, state, average);
+    (first.weight + second.weight).sum().backward();
+    std::vector<DistributedDataParallel*> models = {&sums, &averages};
+    std::optional<at::Tensor> tokens = at::ones({});
+    if (swapped) {
+      std::swap(models[0], models[1]);
+      tokens.reset();
+    }
+    EXPECT_TRUE(testing::throws_with<UsageError>([&] { finalize_model_grads(models, tokens); },
+                                                 "scaling and another"));
+  }
+}
+
 TEST(FinalizeModelGrads, G70CountsAreSummedAndZeroTokensDivideByOne) {
   for (const bool none : {false, true}) {
     run_ranks(2, [none](const ParallelState& state) {

@@ -1,10 +1,13 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include <ATen/ATen.h>
 
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/distributed/owned_grads.h"
+#include "lockstep/distributed/step_access.h"
 #include "lockstep/tests/support/described_params.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -160,6 +163,45 @@ TEST(TiedGradients, CopiesInOneProcessAreSummedWithoutSending) {
   EXPECT_EQ(first.grad("embedding")[0].item<double>(), 7);
   EXPECT_EQ(second.grad("output")[1].item<double>(), 7);
   EXPECT_EQ(first.grad("positions")[1].item<double>(), 3);
+}
+
+TEST(TiedGradients, CopiesInOneProcessAreNotFinalBeforeTheyAreSummed) {
+  DescribedParams first, second;
+  first.add("embedding", {2}, kEmbedding);
+  second.add("output", {2}, kEmbedding);
+  const ParallelState state = ParallelState::single_process();
+  DistributedDataParallelConfig config;
+  config.calculate_per_token_loss = false;
+  DistributedDataParallel a(first, state, config), b(second, state, config);
+  first.backward([](auto&, auto&) { return 3.0; });
+  second.backward([](auto&, auto&) { return 4.0; });
+  for (DistributedDataParallel* ddp : {&a, &b}) ddp->finish_grad_sync();
+  const auto ask = [&] { detail::StepAccess::require_final_gradients(b, "step"); };
+  EXPECT_TRUE(throws_with<UsageError>(ask, "call finalize_model_grads()"));
+  finalize_model_grads({&a, &b});
+  EXPECT_NO_THROW(ask());
+  EXPECT_EQ(second.grad("output")[0].item<double>(), 7);
+}
+
+TEST(TiedGradients, CopiesThatAreReducedInDifferentWaysAreRefused) {
+  run_ranks(2, [](const ParallelState& state) {
+    DistributedDataParallelConfig config;
+    config.use_distributed_optimizer = true;
+    DescribedParams chunks[2];
+    std::vector<std::unique_ptr<DistributedDataParallel>> ddps;
+    for (DescribedParams& chunk : chunks) {
+      chunk.add("embedding", {6}, kEmbedding);
+      ddps.push_back(std::make_unique<DistributedDataParallel>(chunk, state, config));
+    }
+    ddps[0]->set_force_all_reduce(true);
+    for (DescribedParams& chunk : chunks) chunk.backward([](auto&, auto&) { return 1.0; });
+    for (const size_t first : {0u, 1u})
+      EXPECT_TRUE(throws_with<UsageError>(
+          [&] {
+            finalize_model_grads({ddps[first].get(), ddps[1 - first].get()}, no_tokens());
+          },
+          "differ in shape, dtype of the gradient, sharding or set_force_all_reduce()"));
+  });
 }
 
 TEST(TiedGradients, SeveralTiesMeetInOneOrderWhateverTheRegistration) {

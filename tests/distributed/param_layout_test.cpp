@@ -216,6 +216,7 @@ TEST(ParamLayout, G26ParamStarts) {
   EXPECT_EQ(pad_param_start(1), 64);
   EXPECT_EQ(pad_param_start(63), 64);
   EXPECT_EQ(pad_param_start(64), 64);
+  EXPECT_THROW(pad_param_start(std::numeric_limits<int64_t>::max()), UsageError);
   EXPECT_EQ(pad_param_start(65), 128);
 }
 

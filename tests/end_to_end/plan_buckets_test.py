@@ -152,6 +152,8 @@ class PlanBuckets(EndToEnd):
              "--numel, --data-parallel (1): sum: 9223372036854775807 + 1 does not fit into"),
             (("--numel", LARGEST, "--data-parallel", 1, "--distributed-optimizer"),
              "does not fit into 64 bits"),
+            (("--numel", f"1,{LARGEST}", "--data-parallel", 1, "--distributed-optimizer"),
+             "size of the buffer: "),
             ((*ok[:2], "--data-parallel", LARGEST, "--distributed-optimizer"),
              f"--data-parallel ({LARGEST}): "),
             ((*ok, "--pad"), "--pad"),

@@ -79,6 +79,15 @@ TEST(NumbersOnDevice, ARefusalLeavesTheOptimizerAsItWas) {
   });
 }
 
+TEST(NumbersOnDevice, LimitsAreRefused) {
+  run_ranks(1, [](const ParallelState& state) {
+    VectorAndMatrix both(state, OptimizerKind::adam);
+    both.optimizer().keep_numbers_on_device();
+    EXPECT_TRUE(throws_with<UsageError>([&] { both.optimizer().start_step({.grad_norm = 1}); },
+                                        "Optimizer::start_step: found limits"));
+  });
+}
+
 TEST(NumbersOnDevice, ASecondCallKeepsTheirMemory) {
   for (const OptimizerKind kind : {OptimizerKind::adam, OptimizerKind::sgd})
     run_ranks(1, [&](const ParallelState& state) {

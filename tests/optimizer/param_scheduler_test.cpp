@@ -64,6 +64,16 @@ TEST(ParamScheduler, G95InverseSquareRootDropsToTheMinimumAfterDecay) {
                                                            {1001, 1e-5}});
 }
 
+// Megatron Core: max(min_lr, max_lr * sqrt(max(warmup, 1)) / sqrt(max(steps, 1))).
+TEST(ParamScheduler, InverseSquareRootStaysAboveTheMinimumAndNeedsNoWarmup) {
+  OptimizerConfig config = golden(LrDecayStyle::inverse_square_root);
+  config.min_lr = 4e-4;
+  expect_rates(config, {{400, 5e-4}, {900, 4e-4}});
+  config.min_lr = 1e-5;
+  config.lr_warmup_iters = 0;
+  expect_rates(config, {{0, 1e-3}, {1, 1e-3}, {4, 5e-4}, {100, 1e-4}});
+}
+
 TEST(ParamScheduler, G96WarmupStableDecay) {
   OptimizerConfig config = golden(LrDecayStyle::WSD);
   config.lr_wsd_decay_iters = 200;

@@ -111,6 +111,7 @@ TEST(Muon, OrthogonalizesBySingularValues) {
   EXPECT_DOUBLE_EQ(muon_scale(16, 4, MuonScaleMode::unit_rms_norm), 2);
   EXPECT_DOUBLE_EQ(muon_scale(4, 16, MuonScaleMode::unit_rms_norm), 0.5);
   EXPECT_DOUBLE_EQ(muon_scale(4, 16, MuonScaleMode::shape_scaling), 1);
+  EXPECT_DOUBLE_EQ(muon_scale(16, 4, MuonScaleMode::shape_scaling), 2);
 }
 
 /// Muon on the parameters that is_matrix() chooses and AdamW on the rest, written out.

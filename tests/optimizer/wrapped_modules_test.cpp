@@ -57,16 +57,20 @@ void expect_clip_refused(const std::function<void(const ParallelState&, SmallNet
 }
 
 TEST(WrappedModules, OnesWithShardedGradientsAreClippedByTheFormForWrappedModels) {
-  expect_clip_refused(
-      [](const ParallelState& state, SmallNet& net, const auto& check) {
-        DistributedDataParallel ddp(net, state, Setting{.distributed = true}.ddp());
-        run_backwards(net, ddp, 0, 1, at::kDouble);
-        reduce_gradients(ddp);
-        EXPECT_NEAR(clip_grad_norm_({&ddp}, 1e9), norm_of_one_process(), 1e-12);
-        check();
-      },
-      "is sharded by DistributedDataParallel (ddp.use_distributed_optimizer), so that no rank has "
-      "all of it; call clip_grad_norm_({&ddp}, ...)");
+  for (const auto strategy : {ShardingStrategy::optim, ShardingStrategy::optim_grads,
+                              ShardingStrategy::optim_grads_params})
+    expect_clip_refused(
+        [strategy](const ParallelState& state, SmallNet& net, const auto& check) {
+          DistributedDataParallelConfig config = Setting{.distributed = true}.ddp();
+          config.data_parallel_sharding_strategy = strategy;
+          DistributedDataParallel ddp(net, state, config);
+          run_backwards(net, ddp, 0, 1, at::kDouble);
+          reduce_gradients(ddp);
+          EXPECT_NEAR(clip_grad_norm_({&ddp}, 1e9), norm_of_one_process(), 1e-12);
+          check();
+        },
+        "is sharded by DistributedDataParallel (ddp.use_distributed_optimizer), so that no rank "
+        "has all of it; call clip_grad_norm_({&ddp}, ...)");
 }
 
 TEST(WrappedModules, OnesWithWholeGradientsAreClippedByEitherForm) {

@@ -50,6 +50,20 @@ TEST(PipelineMisuse, AnOutputOfAnotherShapeThanDeclaredIsRefusedBeforeItIsSent) 
   }
 }
 
+TEST(PipelineMisuse, AnOutputOfTooManyDimensionsIsRefusedBeforeItIsSent) {
+  const auto errors = errors_of_ranks(
+      2,
+      [&](const ParallelState& state) {
+        const PipelineExecutor executor(state, make_schedule({.pipeline = 2, .microbatches = 2}));
+        executor.run({[&](int64_t, const at::Tensor& input) {
+          return state.rank() == 0 ? at::ones({1, 1, 1, 1, 1, 1, 3}, at::kDouble) : input.sum();
+        }});
+      },
+      kTwoStages);
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find("found 7 dimensions, allowed: at most 6"), std::string::npos) << error;
+}
+
 TEST(PipelineMisuse, WhateverAStageThrowsEndsAllRanksSoon) {
   const auto begin = std::chrono::steady_clock::now();
   const auto errors = errors_of_ranks(
