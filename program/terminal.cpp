@@ -34,16 +34,16 @@ bool locale_is_utf8() {
 
 }  // namespace
 
-bool terminal_can_redraw() {
+bool terminal_can_redraw(int descriptor) {
   const std::string_view kind = environment("TERM");
-  return ::isatty(STDOUT_FILENO) == 1 && !kind.empty() && kind != "dumb";
+  return ::isatty(descriptor) == 1 && !kind.empty() && kind != "dumb";
 }
 
-TerminalSize terminal_size() {
+TerminalSize terminal_size(int descriptor) {
   TerminalSize size;
   size.utf8 = locale_is_utf8();
   winsize window = {};
-  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) != 0) return size;
+  if (::ioctl(descriptor, TIOCGWINSZ, &window) != 0) return size;
   if (window.ws_col > 0) size.columns = window.ws_col;
   if (window.ws_row > 0) size.rows = window.ws_row;
   return size;

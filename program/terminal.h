@@ -1,5 +1,7 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <string>
 #include <vector>
 
@@ -7,12 +9,12 @@
 
 namespace lockstep {
 
-/// Whether standard output is a terminal on which pictures can be redrawn.
-bool terminal_can_redraw();
+/// Whether `descriptor` is a terminal on which pictures and lines can be redrawn.
+bool terminal_can_redraw(int descriptor = STDOUT_FILENO);
 
-/// The size of the terminal on standard output, 80 by 24 if it is not known, and whether the locale
+/// The size of the terminal at `descriptor`, 80 by 24 if it is not known, and whether the locale
 /// (LC_ALL, LC_CTYPE, LANG) is UTF-8.
-TerminalSize terminal_size();
+TerminalSize terminal_size(int descriptor = STDOUT_FILENO);
 
 /// A picture on standard output that is redrawn, on the terminal's alternate screen. The destructor
 /// restores the main screen.

@@ -50,7 +50,8 @@ class WatchedRun {
   /// Reads what is new; returns whether there was anything.
   bool look() {
     const bool changed = reader_.read_more();
-    if (!facts_.train_iters) read_config(files_.config, facts_);
+    // A run that resumes writes its configuration before its lines.
+    if (changed || !facts_.train_iters) read_config(files_.config, facts_);
     facts_.seconds_since_line = seconds_since_change(reader_.path());
     facts_.ended = has_ended();
     return changed;
@@ -64,7 +65,7 @@ class WatchedRun {
  private:
   /// A run writes its picture when it ends; one that was killed after its last iteration does not.
   bool has_ended() const {
-    constexpr double kQuiet = 60;
+    constexpr double kQuiet = 600;  // the last validation and save may take long
     if (is_newer(files_.loss_svg, reader_.path())) return true;
     return facts_.train_iters && reader_.metrics().last_iteration >= *facts_.train_iters &&
            facts_.seconds_since_line >= kQuiet;

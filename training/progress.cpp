@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
+#include <vector>
 
 #include "lockstep/training/skipped_steps.h"
 
@@ -33,34 +36,49 @@ const char* told_of_skip(const IterationMetrics& metrics) {
 
 }  // namespace
 
-std::string progress_line(const IterationMetrics& metrics, const ProgressStatus& status) {
+std::string progress_line(const IterationMetrics& metrics, const ProgressStatus& status,
+                          size_t columns) {
   const std::string total = std::to_string(status.train_iters);
-  return fmt::format(
-      "iteration {:>{}}/{} | loss {:.4f} | grad norm {:.3f} | lr {:.3e}{} | {} tokens/s | {} MiB | "
-      "{} left{}",
-      metrics.iteration, total.size(), total, shown(metrics.lm_loss), shown(metrics.grad_norm),
-      metrics.learning_rate, decoupled_rate(metrics), with_unit(metrics.tokens_per_second),
-      status.memory_bytes >> 20, format_duration(status.seconds_left), told_of_skip(metrics));
+  std::vector<std::string> parts = {
+      fmt::format("iteration {:>{}}/{}", metrics.iteration, total.size(), total),
+      fmt::format("loss {:.4f}", shown(metrics.lm_loss)),
+      fmt::format("grad norm {:.3f}", shown(metrics.grad_norm)),
+      fmt::format("lr {:.3e}{}", metrics.learning_rate, decoupled_rate(metrics)),
+      with_unit(metrics.tokens_per_second) + " tokens/s",
+      fmt::format("{} MiB", status.memory_bytes >> 20),
+      format_duration(status.seconds_left) + " left" + told_of_skip(metrics)};
+  const auto line = [&] { return fmt::format("{}", fmt::join(parts, " | ")); };
+  for (const ptrdiff_t dispensable : {5, 3, 2, 2})  // places after the removals before
+    if (line().size() > columns) parts.erase(parts.begin() + dispensable);
+  return line().substr(0, columns);
 }
 
-ProgressDisplay::ProgressDisplay(std::ostream& out, bool terminal, int64_t train_iters,
-                                 int64_t log_interval)
-    : out_(out), terminal_(terminal), train_iters_(train_iters), log_interval_(log_interval) {}
+ProgressDisplay::ProgressDisplay(std::ostream& out, std::function<int()> columns,
+                                 int64_t train_iters, int64_t log_interval)
+    : out_(out),
+      columns_(std::move(columns)),
+      train_iters_(train_iters),
+      log_interval_(log_interval) {}
+
+void ProgressDisplay::note_time(double ms) {
+  constexpr double kSmoothing = 0.05;
+  if (++seen_ == 2) weight_ = 0;
+  weight_ = (1 - kSmoothing) * weight_ + kSmoothing;
+  ms_per_iteration_ += kSmoothing / weight_ * (ms - ms_per_iteration_);
+}
 
 void ProgressDisplay::iteration(const IterationMetrics& metrics, int64_t memory_bytes) {
-  constexpr double kSmoothing = 0.05;
-  ms_per_iteration_ = ms_per_iteration_ == 0 ? metrics.iteration_ms
-                                             : (1 - kSmoothing) * ms_per_iteration_ +
-                                                   kSmoothing * metrics.iteration_ms;
+  note_time(metrics.iteration_ms);
   const auto left = static_cast<double>(train_iters_ - metrics.iteration);
-  const std::string line =
-      progress_line(metrics, {train_iters_, memory_bytes, left * ms_per_iteration_ / 1000});
-  if (terminal_ && !metrics.skipped) {
-    out_ << "\r\x1b[K" << line << std::flush;
+  const ProgressStatus status = {train_iters_, memory_bytes, left * ms_per_iteration_ / 1000};
+  if (columns_ && !metrics.skipped) {
+    const auto room = static_cast<size_t>(std::max(columns_() - 1, 1));
+    out_ << "\r\x1b[K" << progress_line(metrics, status, room) << std::flush;
     line_open_ = true;
     return;
   }
-  if (metrics.skipped || metrics.iteration == 1 || metrics.iteration % log_interval_ == 0 ||
+  const std::string line = progress_line(metrics, status);
+  if (metrics.skipped || seen_ == 1 || metrics.iteration % log_interval_ == 0 ||
       metrics.iteration == train_iters_)
     message(line);
 }

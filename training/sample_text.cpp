@@ -43,7 +43,8 @@ std::string SampleText::write(std::unique_ptr<Trainer> trainer, const std::strin
   const Precision precision = config.train.precision;
   const bool as_loaded = precision == Precision::fp32 || precision == Precision::fp64;
   const bool capacity = config.model.moe_expert_capacity_factor.has_value();
-  if (checkpoint.empty() || (whole && as_loaded && !capacity))
+  const bool fp8 = config.train.fp8 != Fp8Format::none;
+  if (checkpoint.empty() || (whole && as_loaded && !capacity && !fp8))
     return continued_by(trainer->model());
   trainer.reset();
   return continued_by(*load_model(checkpoint, device).model);

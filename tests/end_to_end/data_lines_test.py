@@ -118,7 +118,7 @@ class DataLines(EndToEnd):
                            f"--json-keys: found 'text', and the input '{json_file}', which is read as")
         result = self.build(json_file)
         self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertIn(f"lockstep: '{json_file}' is read as one text", result.stderr.decode())
+        self.assertIn(f"lockstep: '{json_file}' is read as one document", result.stderr.decode())
         self.assert_failed(self.build(path, flags=("--json-keys", "")), 2,
                            "--json-keys: found '', allowed: one or more keys")
         self.assert_failed(self.build(path, flags=("--workers", 0)), 2, "--workers", "found '0'")

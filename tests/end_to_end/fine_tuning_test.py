@@ -69,6 +69,14 @@ class FineTuning(EndToEnd):
                     b"the learning rate stays at optimizer.min_lr (0.0003)\n")
             self.assertEqual(note in result.stderr, told, result.stderr)
 
+    def test_the_decay_lasts_longer_while_batches_are_smaller(self):
+        # 11 full batches of samples take more than 12 iterations.
+        result = self.train("out", "train.train_iters=12", "optimizer.lr_decay_iters=11",
+                            "train.eval_iters=0", "train.micro_batch_size=2",
+                            "train.rampup_batch_size=2 2 8")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertNotIn(b"optimizer.lr_decay_iters is", result.stderr)
+
     def test_the_short_form_and_compressed_files(self):
         lines = EXAMPLE.read_bytes()
         (self.folder / "a.jsonl.gz").write_bytes(gzip.compress(lines))

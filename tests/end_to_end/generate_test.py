@@ -164,8 +164,8 @@ class Generate(EndToEnd):
 
     def test_a_bad_line_is_named_and_nothing_is_printed(self):
         good = b'{"context": "a", "continuation": "b"}\n'
-        for line, part in ((b"{", "no JSON"), (b'{"context": "a"}', "'continuation' is missing"),
-                           (b'{"context": "\xff", "continuation": "b"}', "no JSON")):
+        for line, part in ((b"{", "invalid JSON"), (b'{"context": "a"}', "'continuation' is missing"),
+                           (b'{"context": "\xff", "continuation": "b"}', "invalid JSON")):
             result = self.score(good + line + b"\n" + good)
             self.assert_failed(result, 1, "requests.jsonl': line 2: ", part)
             self.assertEqual(result.stdout, b"")

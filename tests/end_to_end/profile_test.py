@@ -164,7 +164,7 @@ class Profile(EndToEnd):
         again = run(*base, "--profile", "2:3", "--set", f"checkpoint.load={output}/checkpoint",
                     "--set", "train.train_iters=7")
         self.assertEqual(again.returncode, 0, again.stderr.decode())
-        self.assertIn("profile: wrote nothing", again.stderr.decode())
+        self.assertIn("profile: wrote nothing; this start ran none of these iterations", again.stderr.decode())
         self.assertFalse((output / "traces/rank_0.json").exists())
 
     def test_refusals(self):

@@ -103,6 +103,7 @@ class Train(EndToEnd):
         two_ranks = "parallel.tensor_model_parallel_size=2"
         self.assertGreater(self.sample("train.precision=bf16"), 0)
         self.assertGreater(self.sample(two_ranks, ranks=2), 0)
+        self.assertGreater(self.sample("train.fp8=hybrid"), 0)
         # A rank with the whole model in the precision of `generate` need not load another one.
         self.assertEqual(self.sample(), 0)
         self.assertEqual(self.sample("train.precision=fp64"), 0)

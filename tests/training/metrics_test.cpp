@@ -295,7 +295,7 @@ TEST(Progress, LineAndDurations) {
 
 TEST(Progress, PlainLinesAtIntervalsAndForWhatIsUnusual) {
   std::ostringstream out;
-  ProgressDisplay display(out, /*terminal=*/false, 25, 10);
+  ProgressDisplay display(out, nullptr, 25, 10);
   for (int64_t i = 1; i <= 25; ++i) {
     IterationMetrics metrics = example();
     metrics.iteration = i;
@@ -314,12 +314,45 @@ TEST(Progress, PlainLinesAtIntervalsAndForWhatIsUnusual) {
 
 TEST(Progress, ATerminalShowsOneLineThatIsWrittenOver) {
   std::ostringstream out;
-  ProgressDisplay display(out, /*terminal=*/true, 25, 10);
+  int columns = 200;
+  ProgressDisplay display(
+      out, [&] { return columns; }, 25, 10);
   display.iteration(example(), 0);
   display.iteration(example(), 0);
   EXPECT_EQ(out.str().find('\n'), std::string::npos);
   display.message("done");
   EXPECT_TRUE(out.str().ends_with("left\ndone\n"));
+  for (columns = 10; columns < 130; ++columns) {
+    out.str("");
+    display.iteration(example(), 0);
+    const std::string line = out.str().substr(std::string("\r\x1b[K").size());
+    EXPECT_LT(static_cast<int>(line.size()), columns);  // a longer line would scroll
+    EXPECT_TRUE(columns < 80 || line.ends_with(" left")) << line;
+  }
+}
+
+TEST(Progress, ALaterStartShowsItsFirstIteration) {
+  std::ostringstream out;
+  ProgressDisplay display(out, nullptr, 25, 10);
+  for (int64_t i = 13; i <= 20; ++i) {
+    IterationMetrics metrics = example();
+    metrics.iteration = i;
+    display.iteration(metrics, 0);
+  }
+  EXPECT_TRUE(out.str().starts_with("iteration 13/25 | ")) << out.str();
+  EXPECT_NE(out.str().find("\niteration 20/25 | "), std::string::npos) << out.str();
+}
+
+TEST(Progress, TheFirstIterationDoesNotSpoilTheTimeThatIsLeft) {
+  std::ostringstream out;
+  ProgressDisplay display(out, nullptr, 1000, 10);
+  for (int64_t i = 1; i <= 10; ++i) {
+    IterationMetrics metrics = example();
+    metrics.iteration = i;
+    metrics.iteration_ms = i == 1 ? 20000 : 500;
+    display.iteration(metrics, 0);
+  }
+  EXPECT_TRUE(out.str().ends_with("| 8:15 left\n")) << out.str();
 }
 
 }  // namespace

@@ -348,7 +348,7 @@ TEST_F(ReplicaCheckTest, FindsAThousandFlippedBits) {
               found += testing::throws_with<CommunicationError>(
                   [&] { check.compare("x"); },
                   has_copies ? fmt::format("copies of {} differ: rank {} differs", name, rank)
-                             : fmt::format("nothing wrote: rank {}: {}", rank, name));
+                             : fmt::format("without a write: rank {}: {}", rank, name));
               flip(tensor.values, bit);
             } else {
               found += testing::throws_with<CommunicationError>([&] { check.compare("x"); },

@@ -51,6 +51,18 @@ TEST(RunView, ShowsWhatTheMetricsHold) {
   EXPECT_EQ(lines.size(), 30);
 }
 
+TEST(RunView, TokensPerSecondAreThoseOfTheTimeThatIterationsTook) {
+  RunMetrics metrics = watched_metrics(10);
+  for (size_t i = 0; i < 10; ++i) {
+    const double seconds = i == 4 ? 5 : 0.5;
+    metrics.series["iteration_ms"][i].value = 1000 * seconds;
+    metrics.series["tokens_per_second"][i].value = 35'100 / seconds;
+  }
+  const std::string text =
+      joined(run_view({}, metrics, {.columns = 100, .rows = 30, .utf8 = false}));
+  EXPECT_NE(text.find("36.9k tokens/s | 950.0 ms an iteration"), text.npos) << text;
+}
+
 TEST(RunView, TheTimeBarHasAsManyLettersAsTheSharesSay) {
   const std::string text =
       joined(run_view({}, watched_metrics(2), {.columns = 22, .rows = 60, .utf8 = false}));

@@ -38,8 +38,8 @@ TEST(ScoreRequests, BlankLinesArePassedOverAndCounted) {
 TEST(ScoreRequests, ABadLineIsNamed) {
   const std::string good = "{\"context\": \"a\", \"continuation\": \"b\"}\n";
   for (const auto& [line, part] :
-       {std::pair<std::string, std::string>{"{", "no JSON"},
-        {"{\"context\": \"\xff\", \"continuation\": \"b\"}", "no JSON"},
+       {std::pair<std::string, std::string>{"{", "invalid JSON"},
+        {"{\"context\": \"\xff\", \"continuation\": \"b\"}", "invalid JSON"},
         {"[]", "found array, allowed: an object"},
         {"{\"context\": \"a\"}", "'continuation' is missing"},
         {"{\"context\": 3, \"continuation\": \"b\"}", "'context': found number, allowed: a text"},

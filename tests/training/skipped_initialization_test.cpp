@@ -203,7 +203,7 @@ TEST_F(SkippedInitializationTest, CopiesOfWhichAPartIsLostAreNotAReason) {
     EXPECT_FALSE(checkpoints.will_load());
     Trainer trainer(config, state);
     EXPECT_FALSE(checkpoints.load(trainer));
-    EXPECT_NE(checkpoints.note().find("is not whole"), std::string::npos) << checkpoints.note();
+    EXPECT_NE(checkpoints.note().find("is incomplete"), std::string::npos) << checkpoints.note();
   });
 }
 

@@ -40,6 +40,28 @@ double recent_mean(const std::vector<MetricsPoint>& points) {
   return counted == 0 ? 0 : sum / static_cast<double>(counted);
 }
 
+/// Tokens of the recent iterations divided by their time, in tokens per second; 0 if not known.
+double recent_rate(const std::vector<MetricsPoint>& rates, const std::vector<MetricsPoint>& ms) {
+  double tokens = 0, time = 0;
+  auto rate = rates.rbegin();
+  auto each = ms.rbegin();
+  for (size_t count = 0; count < kRecent && rate != rates.rend() && each != ms.rend();) {
+    if (rate->iteration != each->iteration) {
+      if (rate->iteration > each->iteration)
+        ++rate;
+      else
+        ++each;
+      continue;
+    }
+    if (std::isfinite(rate->value) && std::isfinite(each->value)) {
+      tokens += rate->value * each->value;
+      time += each->value;
+    }
+    ++count, ++rate, ++each;
+  }
+  return time > 0 ? tokens / time : 0;
+}
+
 class View {
  public:
   View(const RunFacts& facts, const RunMetrics& metrics, const TerminalSize& size)
@@ -129,7 +151,7 @@ class View {
 
   void add_rates() {
     const double ms = recent_mean(metrics_.of("iteration_ms"));
-    const double rate = recent_mean(metrics_.of("tokens_per_second"));
+    const double rate = recent_rate(metrics_.of("tokens_per_second"), metrics_.of("iteration_ms"));
     const auto utilisation = number(last_, "utilisation");
     add({rate > 0 ? with_unit(rate) + " tokens/s" : "",
          ms > 0 ? fmt::format("{:.1f} ms an iteration", ms) : "", time_left(ms),
