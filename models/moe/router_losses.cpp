@@ -51,6 +51,13 @@ RouterLosses::RouterLosses(const TransformerConfig& config, const ParallelState&
     : config_(config), state_(state) {
   const bool global = config.moe_router_load_balancing_type == RouterLoadBalancing::global_aux_loss;
   if (config.moe_aux_loss_coeff > 0) state.group(global ? GroupKind::tp_dp_cp : GroupKind::tp_cp);
+  if (config.moe_aux_loss_coeff > 0 && global)
+    counts_ =
+        at::zeros({1, *config.num_experts}, at::TensorOptions(state.device()).dtype(at::kLong));
+}
+
+void RouterLosses::reset() {
+  if (counts_.defined()) counts_.zero_();
 }
 
 at::Tensor RouterLosses::balancing(const at::Tensor& logits, const Routing& routing,
@@ -66,7 +73,7 @@ at::Tensor RouterLosses::balancing(const at::Tensor& logits, const Routing& rout
   all_reduce(state_.group(global ? GroupKind::tp_dp_cp : GroupKind::tp_cp), counts, ReduceOp::sum,
              "tokens of the experts")
       .wait();
-  if (global) counts = counts_ = counts_.defined() ? counts_ + counts : counts;
+  if (global) counts = counts_.add_(counts);
   const at::Tensor fractions =
       counts.to(logits.scalar_type()) / counts.sum(1, /*keepdim=*/true).clamp_min(1);
   return (shares.view({sequence, batch, experts}) * fractions).sum(-1) *

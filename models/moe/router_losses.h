@@ -35,7 +35,7 @@ class RouterLosses {
                        int64_t batch);
 
   /// Begins a new step of global_aux_loss.
-  void reset() { counts_ = at::Tensor(); }
+  void reset();
 
  private:
   at::Tensor balancing(const at::Tensor& logits, const Routing& routing, int64_t sequence,
@@ -43,7 +43,9 @@ class RouterLosses {
 
   TransformerConfig config_;
   ParallelState state_;
-  at::Tensor counts_;  ///< global_aux_loss: [experts], choices since reset()
+  /// global_aux_loss: [1, experts], choices since reset(). Not made in a forward, whose memory
+  /// offloading may take away.
+  at::Tensor counts_;
 };
 
 /// `x` itself; backward also computes the gradient of scale->value (null: 1) times loss.sum().
