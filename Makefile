@@ -23,8 +23,10 @@ export LSAN_OPTIONS ?= suppressions=$(CURDIR)/tests/support/leaks.supp:print_sup
 export TSAN_OPTIONS ?= suppressions=$(CURDIR)/tests/sanitizers/thread.supp:ignore_noninstrumented_modules=1:detect_deadlocks=0
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
+# --fresh: when the compiler changes, CMake forgets all other options without it.
 configure_args = -S . -B $(BUILD) -G Ninja -DLOCKSTEP_CUDA=$(LOCKSTEP_CUDA) \
-  -DLOCKSTEP_SANITIZE=$(SANITIZE) $(CMAKE_ARGS)
+  -DLOCKSTEP_SANITIZE=$(SANITIZE) $(CMAKE_ARGS) \
+  $(if $(filter-out default undefined,$(origin CXX)),--fresh -DCMAKE_CXX_COMPILER=$(CXX))
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,10 +37,12 @@ help: ## This list
 setup:
 	@scripts/setup compiler packages venv
 
+# Compared in the environment: the options may contain quotes.
+configure: export CONFIGURE = $(configure_args)
 configure: setup
 	@if [ ! -e $(BUILD)/build.ninja ] || \
-	    [ '$(configure_args)' != "$$(cat $(BUILD)/.configure 2>/dev/null)" ]; then \
-	  cmake $(configure_args) && echo '$(configure_args)' > $(BUILD)/.configure; \
+	    [ "$$CONFIGURE" != "$$(cat $(BUILD)/.configure 2>/dev/null)" ]; then \
+	  cmake $(configure_args) && printf '%s\n' "$$CONFIGURE" > $(BUILD)/.configure; \
 	fi
 
 program: configure ## Build what is installed: the program and the libraries

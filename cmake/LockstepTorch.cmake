@@ -7,11 +7,17 @@
 #                         python3 in PATH.
 #   LOCKSTEP_TORCH_CUDA   also make lockstep::torch_cuda, for sources that use CUDA themselves (set
 #                         by the build)
-include_guard(GLOBAL)
+#
+# Without a libtorch, the build ends with an error. In the package, which sets _lockstep_package,
+# Lockstep_FOUND is FALSE then: the caller may do without Lockstep.
+if(TARGET lockstep::torch)
+  return()
+endif()
 
 set(LOCKSTEP_TORCH_VERSION "2.11.0")
 
-function(_lockstep_find_torch)
+# Sets LOCKSTEP_TORCH_ROOT, or `problem` in the caller.
+function(_lockstep_find_torch problem)
   set(candidates ${LOCKSTEP_TORCH_ROOT})
   if(NOT candidates)
     file(GLOB candidates
@@ -33,42 +39,53 @@ function(_lockstep_find_torch)
       file(STRINGS "${candidate}/version.py" line REGEX "^__version__ = ")
       string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+" version "${line}")
       if(NOT version STREQUAL LOCKSTEP_TORCH_VERSION)
-        message(FATAL_ERROR
-          "${candidate} holds torch ${version}; Lockstep is built and tested with torch "
-          "${LOCKSTEP_TORCH_VERSION}. Run `make build`, which installs that one into .venv, or set "
-          "LOCKSTEP_TORCH_ROOT.")
+        string(CONCAT told "${candidate} holds torch ${version}; Lockstep is built and tested with "
+                           "torch ${LOCKSTEP_TORCH_VERSION}.")
+        set(${problem} "${told}" PARENT_SCOPE)
+        return()
       endif()
       set(LOCKSTEP_TORCH_ROOT "${candidate}" CACHE PATH "The folder torch of the wheel" FORCE)
       return()
     endif()
   endforeach()
-  message(FATAL_ERROR
-    "No libtorch found (looked in: ${candidates}). Run `make build`, which installs it into .venv, "
-    "or set LOCKSTEP_TORCH_ROOT to the folder `torch` of a torch ${LOCKSTEP_TORCH_VERSION} wheel.")
+  list(JOIN candidates ", " places)
+  set(${problem} "No libtorch found (looked in: ${places})." PARENT_SCOPE)
 endfunction()
 
-_lockstep_find_torch()
-
-if(NOT TARGET lockstep::torch)
-  add_library(lockstep::torch INTERFACE IMPORTED GLOBAL)
-  cmake_path(GET LOCKSTEP_TORCH_ROOT PARENT_PATH _wheels)
-  string(APPEND _wheels "/nvidia")
-  target_include_directories(lockstep::torch SYSTEM INTERFACE
-    "${LOCKSTEP_TORCH_ROOT}/include" "${LOCKSTEP_TORCH_ROOT}/include/torch/csrc/api/include")
-  target_compile_features(lockstep::torch INTERFACE cxx_std_20)
-  target_compile_definitions(lockstep::torch INTERFACE
-    USE_DISTRIBUTED USE_C10D_GLOO)
-  target_link_libraries(lockstep::torch INTERFACE
-    "${LOCKSTEP_TORCH_ROOT}/lib/libtorch_cpu.so" "${LOCKSTEP_TORCH_ROOT}/lib/libc10.so")
-  if(LOCKSTEP_TORCH_CUDA)
-    add_library(lockstep::torch_cuda INTERFACE IMPORTED GLOBAL)
-    target_compile_definitions(lockstep::torch_cuda INTERFACE USE_C10D_NCCL)
-    target_include_directories(lockstep::torch_cuda SYSTEM INTERFACE
-      "${_wheels}/cu13/include" "${_wheels}/nccl/include")
-    # Keep the library for its registrations, even if a program uses no symbol of it.
-    target_link_options(lockstep::torch_cuda INTERFACE "LINKER:--no-as-needed")
-    target_link_libraries(lockstep::torch_cuda INTERFACE lockstep::torch
-      "${LOCKSTEP_TORCH_ROOT}/lib/libtorch_cuda.so" "${LOCKSTEP_TORCH_ROOT}/lib/libc10_cuda.so"
-      "${_wheels}/cu13/lib/libcudart.so.13")
+set(_lockstep_problem "")
+_lockstep_find_torch(_lockstep_problem)
+if(_lockstep_problem)
+  string(CONCAT _lockstep_setting "set LOCKSTEP_TORCH_ROOT to the folder `torch` of a torch "
+                                  "${LOCKSTEP_TORCH_VERSION} wheel.")
+  if(NOT _lockstep_package)
+    message(FATAL_ERROR "${_lockstep_problem} Run `make build`, which installs torch "
+                        "${LOCKSTEP_TORCH_VERSION} into .venv, or ${_lockstep_setting}")
   endif()
+  set(Lockstep_FOUND FALSE)
+  string(CONCAT Lockstep_NOT_FOUND_MESSAGE
+    "${_lockstep_problem} Install torch ${LOCKSTEP_TORCH_VERSION} with pip for the python3 in PATH, "
+    "or ${_lockstep_setting}")
+  return()
+endif()
+
+add_library(lockstep::torch INTERFACE IMPORTED GLOBAL)
+cmake_path(GET LOCKSTEP_TORCH_ROOT PARENT_PATH _wheels)
+string(APPEND _wheels "/nvidia")
+target_include_directories(lockstep::torch SYSTEM INTERFACE
+  "${LOCKSTEP_TORCH_ROOT}/include" "${LOCKSTEP_TORCH_ROOT}/include/torch/csrc/api/include")
+target_compile_features(lockstep::torch INTERFACE cxx_std_20)
+target_compile_definitions(lockstep::torch INTERFACE
+  USE_DISTRIBUTED USE_C10D_GLOO)
+target_link_libraries(lockstep::torch INTERFACE
+  "${LOCKSTEP_TORCH_ROOT}/lib/libtorch_cpu.so" "${LOCKSTEP_TORCH_ROOT}/lib/libc10.so")
+if(LOCKSTEP_TORCH_CUDA)
+  add_library(lockstep::torch_cuda INTERFACE IMPORTED GLOBAL)
+  target_compile_definitions(lockstep::torch_cuda INTERFACE USE_C10D_NCCL)
+  target_include_directories(lockstep::torch_cuda SYSTEM INTERFACE
+    "${_wheels}/cu13/include" "${_wheels}/nccl/include")
+  # Keep the library for its registrations, even if a program uses no symbol of it.
+  target_link_options(lockstep::torch_cuda INTERFACE "LINKER:--no-as-needed")
+  target_link_libraries(lockstep::torch_cuda INTERFACE lockstep::torch
+    "${LOCKSTEP_TORCH_ROOT}/lib/libtorch_cuda.so" "${LOCKSTEP_TORCH_ROOT}/lib/libc10_cuda.so"
+    "${_wheels}/cu13/lib/libcudart.so.13")
 endif()

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 
-from stage import SOURCE, build_and_dist, elf_files, fail, needed, run
+from stage import COMPILED_IN, SOURCE, build_and_dist, elf_files, fail, needed, notice, run
 
 HOME = "usr/lib/lockstep"
 # Where find_package(Lockstep) looks; it does not know HOME.
@@ -17,6 +17,9 @@ PACKAGE = "usr/lib/cmake/Lockstep"
 INCLUDE = 'include("${{CMAKE_CURRENT_LIST_DIR}}/../../lockstep/lockstep/lib/cmake/Lockstep/{}")\n'
 # Debian has this library, and a process must not load two copies of it.
 OF_DEBIAN = {"libgomp.so.1"}
+# Where shells look for completions in /usr/share, by where they are installed.
+COMPLETIONS = {"bash-completion/completions": "bash-completion/completions",
+               "zsh/site-functions": "zsh/vendor-completions"}
 
 
 def copy_libtorch(build, packages):
@@ -37,18 +40,38 @@ def copy_libtorch(build, packages):
         copy(build.torch / name, packages / "torch" / name)
 
 
-def copy_documents(build, packages, root):
-    documents = root / "usr/share/doc/lockstep"
-    documents.mkdir(parents=True)
+def copy_licences(wheels, packages, documents):
+    """Copies the licences of everything that is not Debian's."""
     shutil.copy(SOURCE / "LICENSE", documents / "copyright")
-    distribution, = build.torch.parent.glob("torch-*.dist-info")
+    for name, package in COMPILED_IN.items():
+        shutil.copy(notice(package), documents / f"{name}.copyright")
+    distribution, = wheels.glob("torch-*.dist-info")
     for licence in sorted((distribution / "licenses").glob("*")):
         shutil.copy(licence, documents / f"libtorch.{licence.name}")
-    pages = root / "usr/share/man/man1"
-    for page in sorted((packages / "lockstep/share/man/man1").glob("*.1")):
-        pages.mkdir(parents=True, exist_ok=True)
+    for library in sorted((packages / "nvidia").rglob("*.so*")):
+        begin = f"{library.relative_to(packages)},"
+        licences = [licence for distribution in wheels.glob("nvidia_*.dist-info")
+                    if any(line.startswith(begin) for line in
+                           (distribution / "RECORD").read_text().splitlines())
+                    for licence in (distribution / "licenses").glob("*")]
+        if not licences:
+            fail(f"found no licence of {library.name} in {wheels}/nvidia_*.dist-info")
+        for licence in licences:
+            name = licence.parents[1].name.partition("-")[0]
+            shutil.copy(licence, documents / f"{name}.{licence.name}")
+
+
+def move_shared(installed, shared):
+    """Moves manual pages and completions to where programs of Debian look for them."""
+    pages = shared / "man/man1"
+    pages.mkdir(parents=True)
+    for page in sorted((installed / "man/man1").glob("*.1")):
         (pages / (page.name + ".gz")).write_bytes(gzip.compress(page.read_bytes(), mtime=0))
-        page.unlink()
+    shutil.rmtree(installed / "man")
+    for source, target in COMPLETIONS.items():
+        (shared / target).parent.mkdir()
+        (installed / source).rename(shared / target)
+        (installed / source).parent.rmdir()
 
 
 def write_root(build, root):
@@ -56,7 +79,10 @@ def write_root(build, root):
     packages = root / HOME
     build.install(packages, cuda=False)
     copy_libtorch(build, packages)
-    copy_documents(build, packages, root)
+    shared = root / "usr/share"
+    (shared / "doc/lockstep").mkdir(parents=True)
+    copy_licences(build.torch.parent, packages, shared / "doc/lockstep")
+    move_shared(packages / "lockstep/share", shared)
     program = root / "usr/bin/lockstep"
     program.parent.mkdir()
     program.symlink_to("../lib/lockstep/lockstep/bin/lockstep")

@@ -16,6 +16,10 @@ RPATH = "$ORIGIN/../lib:$ORIGIN/../../torch/lib:$ORIGIN/../../nvidia/cu13/lib"
 # A line of LockstepConfig.cmake in a build with CUDA.
 WITH_CUDA = "set(LOCKSTEP_TORCH_CUDA ON)"
 
+# Libraries that are compiled into ours: {name: Debian package}.
+COMPILED_IN = {"CLI11": "libcli11-dev", "nlohmann-json": "nlohmann-json3-dev"}
+DOCUMENTS = pathlib.Path("/usr/share/doc")
+
 
 # Finds the tools of .venv, wherever this is called from.
 os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -23,6 +27,15 @@ os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']
 
 def fail(message):
     sys.exit(f"{pathlib.Path(sys.argv[0]).stem}: {message}")
+
+
+def notice(package):
+    """Returns the file with the copyright and licence of a Debian package, whose name is a pattern:
+    the number in a library's name changes from one Debian to the next."""
+    found = sorted(DOCUMENTS.glob(f"{package}/copyright"))
+    if not found:
+        fail(f"found no {DOCUMENTS}/{package}/copyright, which must come along with that library")
+    return found[-1]
 
 
 def run(*command, **options):
@@ -50,6 +63,9 @@ class Build:
         cache = (self.folder / "CMakeCache.txt").read_text()
         if self._entry(cache, "LOCKSTEP_SANITIZE"):
             fail(f"{folder} is a sanitizer's build, allowed: one without")
+        libraries = self._entry(cache, "CMAKE_INSTALL_LIBDIR") or "lib"
+        if libraries != "lib":
+            fail(f"{folder} has CMAKE_INSTALL_LIBDIR={libraries}, allowed: lib")
         self.version = self._entry(cache, "CMAKE_PROJECT_VERSION")
         self.torch = pathlib.Path(self._entry(cache, "LOCKSTEP_TORCH_ROOT"))
         config = (self.folder / "LockstepConfig.cmake").read_text()

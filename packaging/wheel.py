@@ -10,12 +10,15 @@ import subprocess
 import sys
 import tempfile
 
-from stage import SOURCE, build_and_dist, fail, run
+from stage import COMPILED_IN, SOURCE, build_and_dist, fail, notice, run
 
 # The libraries in the wheels that torch depends on.
 OF_TORCH = ["libtorch*", "libc10*", "libcudart*", "libgomp*", "libnccl*"]
-# The Debian packages of the libraries that auditwheel copies in.
-COPIED_IN = ["libprotobuf32", "libutf8proc2", "libzstd1"]
+# The libraries that auditwheel copies in: {name: pattern of Debian's package}.
+COPIED_IN = {"libprotobuf": "libprotobuf[0-9]*", "libutf8proc": "libutf8proc[0-9]*",
+             "libzstd": "libzstd1"}
+# The same, where SentencePiece was found.
+SENTENCEPIECE = {"libsentencepiece": "libsentencepiece[0-9]*"}
 
 
 def describe(build):
@@ -28,17 +31,18 @@ def write_project(build, folder):
     """Writes the project that setuptools makes a wheel from, around the installed tree."""
     shutil.copytree(SOURCE / "packaging/python", folder, dirs_exist_ok=True,
                     ignore=shutil.ignore_patterns("__pycache__"))
-    build.install(folder)
+    prefix = build.install(folder)
     (folder / "lockstep/_build.py").write_text(
         f'version = "{build.version}"\ntorch_version = "{build.torch_version}"\n'
         f'cuda_architectures = "{build.architectures}"\n')
     with (folder / "README.md").open("a", encoding="utf-8") as readme:
         readme.write("\n" + describe(build) + "\n")
     shutil.copy(SOURCE / "LICENSE", folder)
-    for package in COPIED_IN:
-        licence = pathlib.Path("/usr/share/doc", package, "copyright")
-        if licence.exists():
-            shutil.copy(licence, folder / f"LICENSE.{package.rstrip('0123456789')}")
+    others = COMPILED_IN | COPIED_IN
+    if (prefix / "lib/liblockstep_sentencepiece.so").exists():
+        others |= SENTENCEPIECE
+    for name, package in others.items():
+        shutil.copy(notice(package), folder / f"LICENSE.{name}")
 
 
 def main():

@@ -18,6 +18,7 @@ LARGEST = 48 * MEBIBYTE
 PROGRAMS = ("lockstep", "libexec/lockstep", "benchmarks/gpu_bench", "tests/cuda_test",
             "tests/straying_rank")
 TARGETS = ("lockstep", "gpu_bench", "cuda_test", "straying_rank")
+ENTRIES = {"lockstep", "libexec", "benchmarks", "tests", "lib", "losses.json", "out"}
 # Every machine has these: the C and C++ libraries, which only work with its own loader.
 OF_THE_SYSTEM = ("ld-linux", "libc.so", "libm.so", "libdl.so", "libpthread.so", "librt.so",
                  "libgcc_s.so", "libstdc++.so")
@@ -46,13 +47,21 @@ class Bundle:
     def __truediv__(self, name):
         return self.folder / name
 
-    def environment(self, more=None):
-        """For our programs: the bundle's libraries, then libtorch's; no launcher variables."""
+    @staticmethod
+    def callers_environment():
+        """For programs of others: the caller's, without launcher variables."""
         ours = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC", "SLURM", "OMPI", "PMIX",
                 "NCCL_")
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
-        path = ":".join(str(folder) for folder in [self / "lib", *library_folders()])
-        return kept | {"LD_LIBRARY_PATH": path} | (more or {})
+        return {k: v for k, v in os.environ.items() if not k.startswith(ours)}
+
+    def environment(self, more=None):
+        """For our programs: the bundle's libraries, then libtorch's, then the caller's, where some
+        hosts have the driver; no launcher variables."""
+        kept = self.callers_environment()
+        folders = [str(folder) for folder in [self / "lib", *library_folders()]]
+        if kept.get("LD_LIBRARY_PATH"):
+            folders.append(kept["LD_LIBRARY_PATH"])
+        return kept | {"LD_LIBRARY_PATH": ":".join(folders)} | (more or {})
 
     def recorded(self):
         """Returns the CPU's {layout: [(loss, norm)]}."""
@@ -92,6 +101,7 @@ def build(source, build_folder, folder, compiles=True):
     """Builds the programs and copies them without symbols. Returns the Bundle."""
     if not (build_folder / "build.ninja").exists():
         raise CommandFailed(f"{build_folder} is no build folder: run make build LOCKSTEP_CUDA=ON")
+    check_replaceable(pathlib.Path(folder))
     if compiles:
         # `cmake --build` runs the folder's own ninja: another version would rebuild everything.
         cmake = shutil.which("cmake") or pathlib.Path(sys.executable).parent / "cmake"
@@ -106,6 +116,16 @@ def build(source, build_folder, folder, compiles=True):
     copy_foreign_libraries(bundle)
     check_size(bundle)
     return bundle
+
+
+def check_replaceable(folder):
+    """Raises CommandFailed if what would be deleted is anything but an earlier bundle."""
+    if not folder.exists():
+        return
+    names = {path.name for path in folder.iterdir()}
+    if names and (names - ENTRIES or not (folder / "lockstep").is_file()):
+        raise CommandFailed(f"--folder {folder} would be deleted, and it is neither empty nor an "
+                            f"earlier build-gpu: it holds {', '.join(sorted(names)[:3])}")
 
 
 def copy_without_symbols(source, target):

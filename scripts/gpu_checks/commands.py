@@ -17,6 +17,10 @@ class CommandFailed(Exception):
     """The failure of a program, in one line."""
 
 
+class Lacking(CommandFailed):
+    """A tool that this machine does not have."""
+
+
 @dataclasses.dataclass
 class Result:
     status: int | None  # None: it was killed at its time limit

@@ -3,7 +3,7 @@
 import pathlib
 import shutil
 
-from .commands import CommandFailed
+from .commands import CommandFailed, Lacking
 from .parsing import gtest_failure, gtest_results, sanitizer_findings
 from .report import FAILED, OK
 from .stages import at_once
@@ -56,7 +56,7 @@ def find(name):
         if not found and pathlib.Path(folder, name).exists():
             found = str(pathlib.Path(folder, name))
     if not found:
-        raise CommandFailed(f"{name} is not on this machine")
+        raise Lacking(f"{name} is not on this machine")
     return found
 
 

@@ -6,7 +6,7 @@ import itertools
 import time
 
 from . import report as states
-from .commands import CommandFailed, Result, all_ranks_need, run, run_ranks
+from .commands import CommandFailed, Lacking, Result, all_ranks_need, run, run_ranks
 
 SHORTEST = 3  # seconds; with less time left nothing is started
 
@@ -44,8 +44,9 @@ class Context:
         self.report.add(self.stage, check, state, detail)
 
     def attempt(self, check, action, state=states.OK):
-        """Runs `action`, which returns a detail. An exception becomes a row and nothing more.
-        Without `state`, success adds no row. Returns whether nothing was raised."""
+        """Runs `action`, which returns a detail. An exception becomes a row and nothing more; a
+        tool that is lacking is no failure. Without `state`, success adds no row. Returns whether
+        nothing was raised."""
         try:
             detail = action() or ""
             if state:
@@ -53,6 +54,8 @@ class Context:
             return True
         except NoTimeLeft:
             self.add(check, states.LEFT_OUT, "the stage has no time left")
+        except Lacking as error:
+            self.add(check, states.LEFT_OUT, str(error))
         except CommandFailed as error:
             self.add(check, states.FAILED, str(error))
         except Exception as error:

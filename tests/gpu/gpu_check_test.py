@@ -1,19 +1,27 @@
 """scripts/gpu_check without its programs: the table, time limits, failures, sizes, comparisons."""
 
+import contextlib
+import io
 import json
+import os
 import pathlib
+import runpy
 import sys
 import tempfile
 import threading
 import time
 import types
 import unittest
+from unittest import mock
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
-from gpu_checks import bundle, commands, kernel_stage, layouts, parsing, samples, speed_stage, stages
+SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+from gpu_checks import (bundle, commands, kernel_stage, layouts, parsing, profile_stage, samples,
+                        speed_stage, stages)
 from gpu_checks.report import FAILED, LEFT_OUT, OK, VALUE, Report
 
 SHELL = {"PATH": "/usr/bin:/bin"}
+GPU_CHECK = runpy.run_path(str(SCRIPTS / "gpu_check"))["check"].__globals__
 
 
 class Folder(unittest.TestCase):
@@ -196,6 +204,58 @@ class Stages(Folder):
             ("the stage", LEFT_OUT, "no CUDA device")])
 
 
+class Device(Folder):
+    def test_a_driver_that_does_not_answer_is_a_row_and_takes_its_time_from_the_stages(self):
+        self.program("benchmarks/gpu_bench", "sleep 60")
+        options = types.SimpleNamespace(out=self.folder / "out", folder=self.folder, rehearse=False,
+                                        stages="machine", seconds=stages.SHORTEST)
+        with contextlib.redirect_stdout(io.StringIO()), \
+                mock.patch.dict(GPU_CHECK, DEVICE_SECONDS=0.5):
+            self.assertEqual(GPU_CHECK["check"](options), 1)
+        self.assertEqual((self.folder / "out/table.txt").read_text().splitlines()[1:], [
+            "device    FAILED   gpu_bench did not answer within 0.5 s",
+            "machine   left out the stage: no time is left"])
+
+    def test_a_program_that_dies_without_a_word_has_no_device(self):
+        self.program("benchmarks/gpu_bench", "kill -9 $$")
+        self.assertEqual(GPU_CHECK["sees_device"](bundle.Bundle(self.folder), 30),
+                         (False, "signal 9: it said nothing"))
+
+    def test_the_callers_libraries_are_found_after_ours(self):
+        travels = bundle.Bundle(self.folder)
+        context = self.context()
+        context.bundle = travels
+
+        def paths():
+            rivals = speed_stage.rivals(context, speed_stage.small(), "data")
+            self.assertEqual(rivals["ours"][1], travels.environment())
+            return [rivals[name][1].get("LD_LIBRARY_PATH") for name in ("ours", "eager")]
+
+        driver = "/usr/local/nvidia/lib64"
+        with mock.patch.dict(os.environ, {"LD_LIBRARY_PATH": driver}):
+            ours, eager = paths()
+        self.assertRegex(ours, f"^{self.folder}/lib:.*/torch/lib.*:{driver}$")
+        self.assertEqual(eager, driver)
+        with mock.patch.dict(os.environ):
+            os.environ.pop("LD_LIBRARY_PATH", None)
+            ours, eager = paths()
+        self.assertRegex(ours, f"^{self.folder}/lib:.*[^:]$")
+        self.assertIsNone(eager)
+
+    def test_a_tool_that_the_machine_lacks_is_no_failure(self):
+        context = self.context()
+        context.bundle = bundle.Bundle(self.folder)
+        with mock.patch.dict(os.environ, {"PATH": ""}), \
+                mock.patch.object(kernel_stage, "FOLDERS", ()):
+            context.attempt("memcheck", lambda: kernel_stage.sanitize(
+                context, ["--tool", "memcheck"], "of layers"))
+            context.attempt("ncu", lambda: profile_stage.counters(context))
+        self.assertEqual(self.rows(), [
+            ("memcheck", LEFT_OUT, "compute-sanitizer is not on this machine"),
+            ("ncu", LEFT_OUT, "ncu is not on this machine")])
+        self.assertEqual(self.report.failed(), [])
+
+
 class Losses(unittest.TestCase):
     LAYOUT = layouts.Layout("dp2", 2, ())
     RECORDED = [(5.0 - 0.1 * i, 2.0) for i in range(10)]
@@ -255,6 +315,21 @@ class Travel(Folder):
         for name in ("libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1"):
             self.assertFalse(bundle.is_foreign(name, "/usr/lib/" + name, torch), name)
 
+    def test_only_an_earlier_bundle_is_replaced(self):
+        build, other = self.folder / "build", self.folder / "other"
+        other.mkdir()
+        for folder in (other, other / "not there"):
+            bundle.check_replaceable(folder)
+        for name in (*bundle.PROGRAMS, "losses.json", "out/table.txt"):
+            self.program(build / name)
+        bundle.check_replaceable(build)
+        self.program(build / "build.ninja")  # a build folder has the same programs
+        self.program(other / "lib/thesis.tex")
+        for folder, names in ((build, "benchmarks, build.ninja, lib"), (other, "lib")):
+            with self.assertRaisesRegex(commands.CommandFailed, f"would be deleted, .* {names}"):
+                bundle.build(SCRIPTS, build, folder, compiles=False)
+        self.assertTrue((other / "lib/thesis.tex").exists())
+
     def test_a_missing_program_is_named(self):
         with self.assertRaisesRegex(commands.CommandFailed, "lacks lockstep, libexec/lockstep"):
             bundle.Bundle(self.folder).check()
@@ -288,6 +363,25 @@ class Tools(Folder):
                                         (1, clean, "exit status 1")):
             with self.assertRaisesRegex(commands.CommandFailed, message):
                 verdict(status, output)
+
+    def test_the_peak_is_that_of_the_gpu(self):
+        context, asked = self.context(), []
+
+        def answers(name):
+            context.report = Report(lambda line: None)
+            context.run = lambda *words: (asked.append(words), commands.Result(
+                0, f"{name}, 580.1, 81559 MiB\n" if name else "", "", 1))[1]
+
+        for name, peak in (("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756),
+                           ("NVIDIA H100 NVL", 835), ("NVIDIA GH200 480GB", 989), ("", None),
+                           ("NVIDIA L4", None), ("NVIDIA A100-SXM4-80GB", 312)):
+            answers(name)
+            self.assertEqual(speed_stage.peak_of(context), peak, name)
+        self.assertEqual(len(asked), 7)
+        answers("NVIDIA L4")
+        context.add("nvidia-smi", OK, "NVIDIA H100 PCIe, 81559 MiB, driver 580.1")
+        self.assertEqual(speed_stage.peak_of(context), 756)
+        self.assertEqual(len(asked), 7)
 
     def test_mfu_counts_as_palm_does(self):
         size = speed_stage.SIZES[2]

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import unittest
 
-from installed import BUILD, OF_SYSTEM, SANITIZED, SOURCE, Installed
+from installed import BUILD, OF_SYSTEM, SANITIZED, SOURCE, TORCH, Installed
 from stage import elf_files
 
 
@@ -52,6 +52,27 @@ class Deb(Installed):
         self.assertIn("liblockstep_training.so", libraries)
         for name in libraries:
             self.assertNotRegex(name, r"torch_cuda|c10_cuda|lockstep_\w+_cuda|nccl")
+
+    def test_the_licences_of_others_come_along(self):
+        documents = self.root / "usr/share/doc/lockstep"
+        found = {path.name for path in documents.iterdir() if path.stat().st_size > 0}
+        self.assertLessEqual({"CLI11.copyright", "nlohmann-json.copyright", "libtorch.LICENSE"},
+                             found)
+        records = {path.parent.name.partition("-")[0]: path.read_text()
+                   for path in TORCH.parent.glob("*.dist-info/RECORD")}
+        others = [path.relative_to(self.home) for path in self.home.rglob("lib*.so*")
+                  if path.relative_to(self.home).parts[0] not in ("lockstep", "torch")]
+        self.assertGreater(len(others), 0)
+        for library in others:
+            owner, = (name for name, text in records.items() if f"\n{library}," in f"\n{text}")
+            self.assertIn(f"{owner}.License.txt", found, library)
+
+    def test_manual_and_completions_lie_where_debian_looks_for_them(self):
+        for path in ("man/man1/lockstep-train.1.gz", "bash-completion/completions/lockstep",
+                     "zsh/vendor-completions/_lockstep"):
+            self.assertTrue((self.root / "usr/share" / path).exists(), path)
+        self.assertEqual([path.name for path in (self.home / "lockstep/share").iterdir()],
+                         ["lockstep"])
 
     def test_libraries_are_found_from_where_the_files_stand(self):
         self.check_libraries(self.home / "lockstep",

@@ -1,13 +1,46 @@
-"""`make program` builds every file that an installation takes from the build folder."""
+"""What CMake configures: `make program` builds every file that an installation takes; and a tree of
+one library with this tree's CMake files, on systems that differ from the one of CI."""
 
+import importlib.util
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ["LOCKSTEP_BUILD"]).resolve()
+TOOLS = pathlib.Path(sys.executable).parent
+TORCH = pathlib.Path(importlib.util.find_spec("torch").submodule_search_locations[0])
+# The rooms of the small tree: a library with a header whose name has a digit, and a program.
+CORE = """
+file(WRITE "${LOCKSTEP_GENERATED_DIR}/config.h" "")
+lockstep_room(core SOURCES core.cpp HEADERS fp8.h "${LOCKSTEP_GENERATED_DIR}/config.h")
+"""
+PROGRAM = """
+add_executable(lockstep main.cpp)
+target_link_libraries(lockstep PRIVATE lockstep_core)
+set_target_properties(lockstep PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/libexec")
+install(TARGETS lockstep RUNTIME DESTINATION libexec)
+"""
+CONSUMER = """
+cmake_minimum_required(VERSION 3.25)
+project(consumer LANGUAGES CXX)
+foreach(time first second)
+  find_package(Lockstep QUIET)
+  if(Lockstep_FOUND)
+    message(STATUS "${time} time: found")
+  else()
+    message(STATUS "${time} time: ${Lockstep_NOT_FOUND_MESSAGE}")
+  endif()
+endforeach()
+if(NEEDED)
+  find_package(Lockstep REQUIRED)
+endif()
+"""
 
 
 def installed_files():
@@ -24,15 +57,95 @@ def installed_files():
 
 class InstalledTarget(unittest.TestCase):
     def test_builds_what_is_installed(self):
-        ninja = pathlib.Path(sys.executable).parent / "ninja"
-        listing = subprocess.run([ninja, "-C", BUILD, "-t", "inputs", "lockstep_installed"],
-                                 check=True, text=True, stdout=subprocess.PIPE)
+        listing = subprocess.run(
+            [TOOLS / "ninja", "-C", BUILD, "-t", "inputs", "lockstep_installed"], check=True,
+            text=True, stdout=subprocess.PIPE)
         built = {line.removeprefix(f"{BUILD}/") for line in listing.stdout.splitlines()}
         files = installed_files()
         for expected in ("lockstep", "libexec/lockstep", "lib/liblockstep_core.so",
                          "lib/liblockstep_testing.so"):
             self.assertIn(expected, files)
         self.assertEqual(sorted(files - built), [])
+
+
+class Configuration(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory(prefix="a c++ tree ")
+        self.addCleanup(temporary.cleanup)
+        self.root = pathlib.Path(temporary.name)
+        self.build = self.root / "build"
+        shutil.copytree(SOURCE / "cmake", self.root / "cmake")
+        listing = (SOURCE / "CMakeLists.txt").read_text()
+        for name, text in {
+                "CMakeLists.txt": listing,
+                "docs/Doxyfile.in": (SOURCE / "docs/Doxyfile.in").read_text(),
+                **{f"{room}/CMakeLists.txt": ""
+                   for room in re.findall(r"^add_subdirectory\((\w+)\)", listing, re.M)},
+                "core/CMakeLists.txt": CORE, "core/core.cpp": "int answer() { return 42; }\n",
+                "core/fp8.h": "", "program/CMakeLists.txt": PROGRAM,
+                "program/main.cpp": "int answer();\nint main() { return answer(); }\n",
+                "lockstep.h": "", "consumer/CMakeLists.txt": CONSUMER}.items():
+            (self.root / name).parent.mkdir(exist_ok=True)
+            (self.root / name).write_text(text)
+
+    def run_tool(self, *words, status=0, **environment):
+        result = subprocess.run([str(word) for word in words], capture_output=True, text=True,
+                                check=False, env=os.environ | environment)
+        output = result.stdout + result.stderr
+        self.assertEqual(result.returncode, status, output)
+        return " ".join(output.split())
+
+    def configure(self, *options, status=0, cuda="OFF", **environment):
+        return self.run_tool(
+            TOOLS / "cmake", "-S", self.root, "-B", self.build, "-G", "Ninja",
+            f"-DCMAKE_MAKE_PROGRAM={TOOLS / 'ninja'}", f"-DLOCKSTEP_TORCH_ROOT={TORCH}",
+            f"-DLOCKSTEP_CUDA={cuda}", "-DLOCKSTEP_PRECOMPILE=OFF", "-DLOCKSTEP_BUILD_TESTS=OFF",
+            "-DLOCKSTEP_BUILD_BENCHMARKS=OFF", *options, status=status, **environment)
+
+    def test_programs_start_whatever_the_folder_of_the_libraries(self):
+        for option, folder in (("-DCMAKE_INSTALL_PREFIX=/usr", "lib"),
+                               ("-DCMAKE_INSTALL_LIBDIR=lib64", "lib64")):
+            with self.subTest(option):
+                self.configure(option)
+                self.run_tool(TOOLS / "cmake", "--build", self.build, "--target", "lockstep")
+                self.run_tool(self.build / "libexec/lockstep", status=42)
+                prefix = self.root / f"prefix {folder}"
+                self.run_tool(TOOLS / "cmake", "--install", self.build, "--prefix", prefix)
+                self.assertTrue((prefix / folder / "liblockstep_core.so").exists())
+                self.run_tool(prefix / "libexec/lockstep", status=42)
+        self.check_package(self.root / "prefix lib")
+
+    def check_package(self, prefix):
+        """Without libtorch the package is not found, and a project may go on without it."""
+        consumer = [TOOLS / "cmake", "-S", self.root / "consumer", "-B", self.root / "consumed",
+                    "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={TOOLS / 'ninja'}",
+                    f"-DCMAKE_PREFIX_PATH={prefix}"]
+        found = self.run_tool(*consumer, f"-DLOCKSTEP_TORCH_ROOT={TORCH}")
+        self.assertIn("-- first time: found -- second time: found --", found)
+        lacking = self.run_tool(*consumer, f"-DLOCKSTEP_TORCH_ROOT={self.root}")
+        told = f"No libtorch found (looked in: {self.root}). Install torch"
+        self.assertEqual(re.findall(rf"(\w+) time: {re.escape(told)}", lacking),
+                         ["first", "second"])
+        self.assertIn("or set LOCKSTEP_TORCH_ROOT to the folder `torch`", self.run_tool(
+            *consumer, f"-DLOCKSTEP_TORCH_ROOT={self.root}", "-DNEEDED=ON", status=1))
+
+    def test_the_reference_has_every_installed_header(self):
+        self.configure()
+        inputs = re.search(r"^INPUT (.*?)^\S", (self.build / "Doxyfile").read_text(), re.M | re.S)
+        self.assertEqual(re.findall(r'"(.*)"', inputs[1]),
+                         [f"{self.root}/lockstep.h", f"{self.root}/core/fp8.h",
+                          f"{self.build}/generated/config.h"])
+
+    def test_an_nvcc_of_another_cuda_is_none(self):
+        nvcc = self.root / "cuda-12/bin/nvcc"
+        nvcc.parent.mkdir(parents=True)
+        nvcc.write_text("#!/bin/sh\necho Cuda compilation tools, release 12.4, V12.4.131\n")
+        nvcc.chmod(0o755)
+        told = self.configure(
+            f"-DLOCKSTEP_NVCC={nvcc}", "-DCMAKE_IGNORE_PATH=/usr/local/cuda/bin;/usr/local/bin",
+            cuda="ON", status=1, PATH=f"{nvcc.parent}:/usr/bin:/bin",
+            CUDA_HOME=str(nvcc.parents[1]))
+        self.assertIn("LOCKSTEP_CUDA=ON, but no nvcc of CUDA 13 was found. `make build", told)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,9 @@ import zipfile
 
 from installed import BUILD, SANITIZED, SOURCE, TORCH, WITH_CUDA, Installed
 
+# The libraries of others in the wheel, compiled in and copied in.
+OTHERS = ("CLI11", "nlohmann-json", "libprotobuf", "libutf8proc", "libzstd")
+
 
 def make_environment(folder):
     """Makes a virtual environment with torch next to the packages to be installed, like pip."""
@@ -52,6 +55,9 @@ class Wheel(Installed):
             for line in ("Name: lockstep", "Requires-Dist: torch==2.11.0",
                          "License-Expression: Apache-2.0", "License-File: LICENSE"):
                 self.assertIn(line + "\n", metadata)
+            self.assertEqual({name.rpartition("/")[2] for name in archive.namelist()
+                              if name.startswith(f"{info}/licenses/L")},
+                             {"LICENSE", *(f"LICENSE.{name}" for name in OTHERS)})
             self.assertIn("built with CUDA" if WITH_CUDA else "built without CUDA", metadata)
             self.assertIn("Root-Is-Purelib: false", tags)
             listed = {name: digest for name, digest, _ in csv.reader(record.splitlines())}

@@ -134,6 +134,15 @@ class Documents(unittest.TestCase):
         self.assertEqual({block.reason for block in commands()} - {""}, REASONS)
         self.assertIn(".ci/documents.py", text_of(pathlib.Path(".ci/run")))
 
+    def test_commands_name_the_tools_of_the_venv(self):
+        tools = re.compile(r"^ *(?:\w+=\S* +)*(cmake|ctest|ninja|torchrun)\b", re.M)
+        self.assertTrue(tools.search("A=1 cmake --build b"))
+        self.assertIsNone(tools.search(".venv/bin/cmake --build b"))
+        for block in commands():
+            if block.reason != "needs several hosts":
+                before = block.text.split('export PATH="$PWD/.venv/bin:$PATH"')[0]
+                self.assertIsNone(tools.search(before), block)
+
     def test_quoted_messages_exist(self):
         page = text_of(pathlib.Path("docs/errors.md"))
         messages = re.findall(r"^### `(.*)`$", page, re.M)

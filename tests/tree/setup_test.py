@@ -1,17 +1,21 @@
 """scripts/setup on machines that lack something: one sentence with what to do, and no change. Small
-programs stand in for the real ones to simulate the machines."""
+programs stand in for the real ones to simulate the machines. And when `make` configures."""
 
+import hashlib
 import os
 import pathlib
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 
 
-class Setup(unittest.TestCase):
+class Machine(unittest.TestCase):
+    """A folder with the scripts, and programs that hide the machine's."""
+
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
@@ -26,9 +30,17 @@ class Setup(unittest.TestCase):
         path.write_text("#!/bin/sh\n" + script + "\n")
         path.chmod(0o755)
 
-    def setup(self, *parts, status=1, **extra):
+    def venv(self, script):
+        """Makes a .venv whose Python is a shell script, and whose pip works."""
+        self.program("python", script, self.root / ".venv/bin")
+        self.program("pip", "", self.root / ".venv/bin")
+
+    def calls(self):
+        return (self.root / "called").read_text().splitlines()
+
+    def setup(self, *parts, status=1, root=None, **extra):
         environment = {"PATH": f"{self.bin}:{os.environ['PATH']}", "HOME": str(self.root), **extra}
-        result = subprocess.run([self.root / "scripts/setup", *parts], env=environment,
+        result = subprocess.run([(root or self.root) / "scripts/setup", *parts], env=environment,
                                 capture_output=True, text=True, check=False)
         self.assertEqual(result.returncode, status, result.stdout + result.stderr)
         if status != 0:
@@ -36,6 +48,8 @@ class Setup(unittest.TestCase):
             self.assertEqual(len(sentences), 1, result.stderr)
         return result.stdout + result.stderr
 
+
+class Setup(Machine):
     def test_an_old_compiler(self):
         self.program("c++", 'case "$1" in --version) echo "c++ (Debian 10.2)";; *) echo 10;; esac')
         output = self.setup("compiler")
@@ -71,8 +85,7 @@ class Setup(unittest.TestCase):
         self.assertFalse((self.root / "called").exists())
 
     def test_no_registry(self):
-        self.program("python", 'case "$*" in *--version*) exit 0;; *) exit 1;; esac',
-                     self.root / ".venv/bin")
+        self.venv('case "$*" in *--version*) exit 0;; *) exit 1;; esac')
         output = self.setup("venv")
         self.assertIn("needs a Python package registry (set PIP_INDEX_URL", output)
         output = self.setup("text")
@@ -81,11 +94,75 @@ class Setup(unittest.TestCase):
         self.assertIn("GPT-2's vocabulary could not be fetched", output)
 
     def test_requirements_are_installed_once(self):
-        self.program("python", 'echo "$@" >> $HOME/called', self.root / ".venv/bin")
+        self.venv('echo "$@" >> $HOME/called')
         self.setup("venv", status=0)
         self.setup("venv", status=0)
-        calls = (self.root / "called").read_text().splitlines()
-        self.assertEqual(sum("install" in call for call in calls), 1)
+        self.assertEqual(sum("install" in call for call in self.calls()), 1)
+
+    def test_another_python_is_refused(self):
+        for version in ("3.10.12", "3.15.0"):
+            self.program("python3", f"""case "$1" in
+              -V) echo "Python {version}" ;;
+              -c) exec {sys.executable} -c "import sys
+sys.version_info = tuple(int(part) for part in '{version}'.split('.'))
+$2" ;;
+              *) touch $HOME/called ;;
+            esac""")
+            output = self.setup("venv")
+            self.assertIn(f"python3 is Python {version}, and libtorch's wheels need Python 3.11 to "
+                          "3.14; put one first in PATH.", output)
+        self.assertFalse((self.root / "called").exists())
+
+    def test_a_venv_is_made_again_where_its_folder_was_moved(self):
+        # It makes a .venv as `python3 -m venv` does.
+        self.program("python3", """[ "$1" = -c ] && exit 0
+          mkdir -p .venv/bin && cp "$HOME/tool" .venv/bin/python && cp "$HOME/tool" .venv/bin/pip
+          echo made >> $HOME/called""")
+        self.program("tool", "exit 0", self.root)
+        old, new = self.root / "old place", self.root / "new place"
+        shutil.copytree(self.root / "scripts", old / "scripts")
+
+        def made(root):
+            (self.root / "called").write_text("")
+            self.setup("venv", status=0, root=root)
+            return self.calls()
+
+        self.assertEqual(made(old), ["made"])
+        self.assertEqual(made(old), [])
+        other = self.root / "another worktree"
+        shutil.copytree(self.root / "scripts", other / "scripts")
+        (other / ".venv").symlink_to(old / ".venv")
+        self.assertEqual(made(other), [])
+        (other / ".venv").unlink()
+        old.rename(new)
+        self.assertEqual(made(new), ["made"])
+        (new / ".venv/.place").unlink()  # made before that file was written
+        self.assertEqual(made(new), [])
+        self.program("pip", "exit 1", new / ".venv/bin")
+        self.assertEqual(made(new), ["made"])
+
+    def test_a_compiler_of_cuda_12_is_none(self):
+        self.venv('echo "$@" >> $HOME/called')
+        for release, wheels in (("12.4", 1), ("13.0", 0)):
+            nvcc = f"echo 'Cuda compilation tools, release {release}, V{release}.131'"
+            self.program("nvcc", nvcc)
+            self.program("nvcc", nvcc, self.root / "cuda/bin")
+            (self.root / "called").write_text("")
+            for stamp in (self.root / ".venv").glob(".requirements*"):
+                stamp.unlink()
+            self.setup("venv", status=0, LOCKSTEP_CUDA="ON", CUDA_HOME=str(self.root / "cuda"))
+            self.assertEqual(sum("requirements-nvcc" in call for call in self.calls()), wheels)
+
+    def test_a_text_with_other_ends_of_lines_is_the_same(self):
+        texts = {"alice29.txt": b"one\ntwo\n", "asyoulik.txt": b"three\n"}
+        (self.root / "scripts/text.sha256").write_text("".join(
+            f"{hashlib.sha256(text).hexdigest()}  data/{name}\n" for name, text in texts.items()))
+        (self.root / "data").mkdir()
+        for name, text in texts.items():
+            (self.root / "data" / name).write_bytes(text.replace(b"\n", b"\r\n"))
+        self.assertEqual(self.setup("text", status=0), "")
+        for name, text in texts.items():
+            self.assertEqual((self.root / "data" / name).read_bytes(), text)
 
     def test_a_damaged_text_is_not_used(self):
         self.program("python", 'cd "$HOME" && mkdir -p x/tests/testdata && '
@@ -97,6 +174,37 @@ class Setup(unittest.TestCase):
 
     def test_an_unknown_part(self):
         self.assertIn("unknown part 'everything'", self.setup("everything"))
+
+
+class Configure(Machine):
+    """`make configure` with a cmake that only writes its arguments down."""
+
+    def configure(self, *words):
+        """Returns the options that cmake gets; None if it is not called."""
+        called = self.root / "called"
+        called.unlink(missing_ok=True)
+        result = subprocess.run(["make", "-C", self.root, "configure", *words], capture_output=True,
+                                text=True, check=False, env={"PATH": os.environ["PATH"]})
+        self.assertEqual((result.returncode, result.stderr), (0, ""), result.stdout)
+        return called.read_text().splitlines() if called.exists() else None
+
+    def test_another_option_is_seen_whatever_its_quotes(self):
+        shutil.copy(SOURCE / "Makefile", self.root)
+        self.program("setup", "", self.root / "scripts")
+        self.program("cmake", f"""mkdir -p build && touch build/build.ninja
+          printf '%s\\n' "$@" > '{self.root}/called'""", self.root / ".venv/bin")
+        first = self.configure()
+        self.assertIn("-DLOCKSTEP_CUDA=AUTO", first)
+        self.assertNotIn("CMAKE_CXX_COMPILER", "".join(first))
+        self.assertIsNone(self.configure())
+        flags = "CMAKE_ARGS=-DCMAKE_CXX_FLAGS='-O1 -g' -DNAME=\"a b\""
+        self.assertLessEqual({"-DCMAKE_CXX_FLAGS=-O1 -g", "-DNAME=a b"}, set(self.configure(flags)))
+        self.assertIsNone(self.configure(flags))
+        # Without --fresh, cmake forgets all other options when the compiler changes.
+        self.assertLessEqual({"--fresh", "-DCMAKE_CXX_COMPILER=clang++", "-DLOCKSTEP_CUDA=OFF"},
+                             set(self.configure("CXX=clang++", "LOCKSTEP_CUDA=OFF")))
+        self.assertIsNone(self.configure("CXX=clang++", "LOCKSTEP_CUDA=OFF"))
+        self.assertIn("-DCMAKE_CXX_COMPILER=g++", self.configure("CXX=g++", "LOCKSTEP_CUDA=OFF"))
 
 
 if __name__ == "__main__":
