@@ -11,7 +11,7 @@ namespace lockstep {
 class UnfinishedFile {
  public:
   /// Removes what killed processes left of this file. FileError "'path' cannot be created: why".
-  explicit UnfinishedFile(std::string final_path, std::string_view action = "made");
+  explicit UnfinishedFile(std::string final_path, std::string_view action = "created");
   /// Removes the file unless it was published.
   ~UnfinishedFile();
   UnfinishedFile(const UnfinishedFile&) = delete;
