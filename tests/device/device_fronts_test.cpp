@@ -344,8 +344,7 @@ TEST_F(DeviceCheckpoints, AModelThatIsLoadedOnADeviceHasTheSameLoss) {
 }
 
 // A lone rank sends nothing, so its state need not know the device.
-TEST(DeviceFronts, ALoneRankTakesModelsOnAnyDevice) {
-  use_lagging_device();
+TEST_F(DeviceFronts, ALoneRankTakesModelsOnAnyDevice) {
   const ParallelState state = ParallelState::single_process();
   SmallNet wrapped(1, at::kDouble, lagging_device(0)), reduced(1, at::kDouble, lagging_device(0));
   EXPECT_NO_THROW(DistributedDataParallel(wrapped, state));
