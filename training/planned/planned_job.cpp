@@ -202,9 +202,10 @@ std::vector<uint32_t> programs_of(const Config& config, const RankGrids& grids, 
   const bool cuts_shards = config.ddp.use_distributed_optimizer && places <= most;
   const bool shares_groups =
       config.model.num_query_groups && *config.model.num_query_groups < grids.size(GroupKind::tp);
+  const int64_t most_by_context = config.model.window_size ? kMostPlaces : kMostTimedPlaces;
   const bool differs_over_context =
       kernels && !cuts_shards && works_by_context_position(config) &&
-      grids.size(GroupKind::pp) * grids.size(GroupKind::cp) <= kMostPlaces;
+      grids.size(GroupKind::pp) * grids.size(GroupKind::cp) <= most_by_context;
   std::vector<RankGroups> placed = {grids.groups(GroupKind::pp)};
   if (cuts_shards)
     for (const GroupKind kind : {GroupKind::dp_cp, GroupKind::expert_dp})

@@ -41,7 +41,7 @@ enum class PlannedTasks {
 /// attention depends on the context-parallel position, unless cp_comm_type is a2a in all layers:
 /// the tokens of the first position see the fewest others in a window, and a ring gives it half of
 /// each later step. So each pair of a stage and a context-parallel position is recorded, if there
-/// are up to 128.
+/// are up to 16, or with a window, where they differ most, up to 128.
 JobProgram record_job(const Config& config, int64_t world_size, bool kernels = false,
                       PlannedTasks tasks = PlannedTasks::repeated);
 
