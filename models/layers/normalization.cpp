@@ -62,9 +62,8 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
 
 }  // namespace
 
-Norm::Norm(const ParallelContext& context, const ModuleSpec& spec, Normalization kind,
-           double epsilon)
-    : kind_(kind), epsilon_(epsilon), label_(context.label()) {
+Norm::Norm(const ParallelContext& context, const ModuleSpec& spec, double epsilon)
+    : epsilon_(epsilon), label_(context.label()) {
   require<UsageError>(std::isfinite(epsilon) && epsilon >= 0,
                       "{}: epsilon: found {}, allowed: a finite number >= 0", label_, epsilon);
   weight_ = add(spec.at("weight"), context.origin());
@@ -72,10 +71,10 @@ Norm::Norm(const ParallelContext& context, const ModuleSpec& spec, Normalization
 }
 
 Norm::Norm(const ParallelContext& context, int64_t width, Normalization kind, double epsilon)
-    : Norm(context, norm_params(width, kind, context.replicated_gradient_state()), kind, epsilon) {}
+    : Norm(context, norm_params(width, kind, context.replicated_gradient_state()), epsilon) {}
 
 Norm::Norm(const LayerContext& context, const ModuleSpec& spec)
-    : Norm(context, spec, context.config.normalization, context.config.layernorm_epsilon) {}
+    : Norm(context, spec, context.config.layernorm_epsilon) {}
 
 Norm::Norm(const LayerContext& context) : Norm(context, norm_params(context.settings())) {}
 

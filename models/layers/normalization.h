@@ -44,9 +44,8 @@ class Norm : public DescribedModule {
  private:
   Branches run(const at::Tensor& input, const std::optional<at::Tensor>& residual) const;
 
-  Norm(const ParallelContext& context, const ModuleSpec& spec, Normalization kind, double epsilon);
+  Norm(const ParallelContext& context, const ModuleSpec& spec, double epsilon);
 
-  Normalization kind_;
   double epsilon_;
   std::string label_;
   at::Tensor weight_;

@@ -86,7 +86,7 @@ struct ExpertUse {
   /// Of x and g over the rows of experts, and of all w.
   std::array<double, 3> largest() const {
     std::array<double, 3> found = {};
-    for_experts([&](int64_t expert, int64_t first, int64_t count) {
+    for_experts([&](int64_t /*expert*/, int64_t first, int64_t count) {
       const at::Tensor operands[] = {x.narrow(0, first, count), w, g.narrow(0, first, count)};
       for (size_t i = 0; i < 3; ++i)
         found[i] = std::max(found[i], operands[i].detach().abs().max().item<double>());
