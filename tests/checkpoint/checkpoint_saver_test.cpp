@@ -1,12 +1,10 @@
 #include "lockstep/checkpoint/checkpoint_saver.h"
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cmath>
-#include <csignal>
 #include <fstream>
 #include <thread>
 
@@ -18,6 +16,7 @@
 #include "lockstep/checkpoint/finite_values.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/tests/support/file_size_limit.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -26,6 +25,7 @@
 namespace lockstep {
 namespace {
 
+using testing::FileSizeLimit;
 using testing::TemporaryFolder;
 using testing::throws_with;
 
@@ -127,26 +127,6 @@ TEST_F(CheckpointSaverTest, ASaveThatAnotherRankFailedToWriteKeepsNobodyBusy) {
   });
   EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_2"}));
 }
-
-/// Files of this process cannot grow beyond a number of bytes while this object lives.
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
-    ::getrlimit(RLIMIT_FSIZE, &before_);
-    const rlimit limit = {.rlim_cur = bytes, .rlim_max = before_.rlim_max};
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  ~FileSizeLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &before_);
-    std::signal(SIGXFSZ, handler_);
-  }
-  FileSizeLimit(const FileSizeLimit&) = delete;
-  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
-
- private:
-  void (*handler_)(int);
-  rlimit before_ = {};
-};
 
 /// As on a full disk, which the loop needs for its metrics before the next save is due.
 TEST_F(CheckpointSaverTest, AnAsynchronousSaveThatFailsLeavesNoHalfWrittenShard) {

@@ -1,13 +1,11 @@
 #include "lockstep/datasets/index_cache.h"
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
-#include <csignal>
 #include <filesystem>
 #include <memory>
 #include <random>
@@ -15,12 +13,14 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/datasets/unfinished_file.h"
+#include "lockstep/tests/support/file_size_limit.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
 namespace {
 
+using testing::FileSizeLimit;
 using testing::TemporaryFolder;
 using testing::throws_with;
 
@@ -138,38 +138,18 @@ TEST_F(CachedIndex, OneOfManyProcessesBuilds) {
   EXPECT_EQ(files, 2u);  // the index and the lock
 }
 
-/// While it lives, no file of this process can grow.
-class FullDisk {
- public:
-  FullDisk() : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
-    ::getrlimit(RLIMIT_FSIZE, &before_);
-    const rlimit full = {0, before_.rlim_max};
-    ::setrlimit(RLIMIT_FSIZE, &full);
-  }
-  ~FullDisk() {
-    ::setrlimit(RLIMIT_FSIZE, &before_);
-    std::signal(SIGXFSZ, handler_);
-  }
-  FullDisk(const FullDisk&) = delete;
-  FullDisk& operator=(const FullDisk&) = delete;
-
- private:
-  void (*handler_)(int);
-  rlimit before_ = {};
-};
-
 // As on a file system whose locks do not reach other hosts.
 TEST_F(CachedIndex, WhatAnotherProcessStoresReplacesWhatCannotBeWritten) {
   for (const int delay : {0, 200}) {  // milliseconds
     path_ = folder_.path() / ("index" + std::to_string(delay));
     std::unique_ptr<UnfinishedFile> theirs;
-    std::unique_ptr<FullDisk> full;
+    std::unique_ptr<FileSizeLimit> full;
     std::thread other;
     const SampleIndexView view = cached_sample_index({path_, "a", /*required=*/true}, [&] {
       theirs = std::make_unique<UnfinishedFile>(path_);
       theirs->write(file_of(small_index(2), "a"));
       theirs->sync();
-      full = std::make_unique<FullDisk>();
+      full = std::make_unique<FileSizeLimit>(0);
       other = std::thread([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(delay));
         theirs->publish();
