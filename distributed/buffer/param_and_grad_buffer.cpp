@@ -237,7 +237,8 @@ void ParamAndGradBuffer::zero_grad() {
 
 void ParamAndGradBuffer::adopt_grad(size_t index) {
   Views& views = views_[index];
-  if (views.param.mutable_grad().is_same(views.grad)) return;
+  const at::Tensor& grad = views.param.mutable_grad();
+  if (!grad.defined() || grad.is_same(views.grad)) return;
   copy_grad_in(index);
   attach_grad(views);
 }
@@ -274,7 +275,7 @@ void ParamAndGradBuffer::check_grad_attached(size_t index, const char* zero_call
     return;
   if (!grad.defined()) return attach_grad(views);
   const bool freed = lent_grads_ && !lent_grads_->is_open();
-  require<UsageError>(!freed && grad.data_ptr() == views.grad.data_ptr(),
+  require<UsageError>(!freed && grad.has_storage() && grad.data_ptr() == views.grad.data_ptr(),
                       "gradient sync: the gradient of '{}' no longer lies in its buffer; it was "
                       "replaced after backward. Change gradients in place, and zero them with "
                       "{}()",

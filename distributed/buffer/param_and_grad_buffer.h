@@ -134,12 +134,13 @@ class ParamAndGradBuffer {
 
   /// Makes sure that the gradient of parameter `index` is in the buffer. Call it after autograd has
   /// accumulated the gradient. If param.grad() is another tensor (because somebody set it to none
-  /// or replaced it before backward), its value is copied in and the view is restored. UsageError
-  /// if that gradient is missing, sparse, or has another shape.
+  /// or replaced it before backward), its value is copied in and the view is restored. A gradient
+  /// that is undefined adds nothing to the buffer. UsageError if param.grad() is sparse or has
+  /// another shape.
   void adopt_grad(size_t index);
 
   /// Copies param.grad() of parameter `index` into the buffer, and leaves param.grad() as it is.
-  /// UsageError as above.
+  /// UsageError as above, and if there is none.
   void copy_grad_in(size_t index);
 
   /// Makes param.grad() of parameter `index` the view, whatever it was.

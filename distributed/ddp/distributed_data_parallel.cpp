@@ -329,7 +329,10 @@ std::vector<BucketReduction> detail::StepAccess::begin_finalize(DistributedDataP
   require<UsageError>(!impl.sync->noted_final(),
                       "finalize_model_grads: the gradients of this step are final already; call "
                       "zero_grad_buffer() before the next step");
-  if (impl.sync->state().phase() != Phase::ready) model.finish_grad_sync();
+  if (impl.sync->state().phase() != Phase::ready)
+    model.finish_grad_sync();
+  else
+    impl.sync->guarded([&] { impl.sync->refuse_replaced(); });
   return impl.sync->reductions();
 }
 
@@ -354,6 +357,7 @@ void detail::StepAccess::require_final_gradients(const DistributedDataParallel& 
       "{}: the gradients are not final (state {}{}{}); call finalize_model_grads() after the last "
       "backward",
       caller, model.state_text(), left_undone ? ", " : "", left_undone ? left_undone : "");
+  impl.sync->guarded([&] { impl.sync->refuse_replaced(); });
 }
 
 }  // namespace lockstep

@@ -69,9 +69,11 @@ struct StepAccess;
 /// Misuse throws UsageError with the names of the parameters. The other ranks are notified and
 /// raise CommunicationError instead of waiting. Misuse means: one backward too many, a step that is
 /// finished before every parameter has its gradient, or a gradient that was replaced after the last
-/// backward. Between two micro-batches a gradient belongs to the caller, as in plain autograd: the
-/// next backward adds to the current param.grad(). If param.grad() was made undefined, the next
-/// gradient starts again from zero; if none follows in the step, the former gradient counts.
+/// backward, whether before or after it was reduced or made final. Between two micro-batches a
+/// gradient belongs to the caller, as in plain autograd: the next backward adds to the current
+/// param.grad(). If param.grad() was made undefined, the next gradient starts again from zero; if
+/// none follows in the step, the former gradient counts. A backward may give a parameter an
+/// undefined gradient, as functions do that do not use it: that counts as zeros.
 class DistributedDataParallel {
  public:
   /// Takes over the parameters of `module` that require a gradient. They keep their values and

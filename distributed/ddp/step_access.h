@@ -10,7 +10,8 @@ namespace lockstep::detail {
 
 struct StepAccess {
   /// finish_grad_sync() unless the step is reduced already. Returns how the buckets were reduced.
-  /// UsageError if the step was finalized already.
+  /// UsageError if the step was finalized already, or if a gradient was replaced since it was
+  /// reduced.
   static std::vector<BucketReduction> begin_finalize(DistributedDataParallel& model);
   static void end_finalize(DistributedDataParallel& model);
 
@@ -19,7 +20,8 @@ struct StepAccess {
   static void note_backward(DistributedDataParallel& model);
 
   /// Throws UsageError naming `caller` unless the gradients are final: reduced, and made final by
-  /// finalize_model_grads if that has more to do (per-token scaling, partial or tied gradients).
+  /// finalize_model_grads if that has more to do (per-token scaling, partial or tied gradients),
+  /// and none was replaced since. Looks at every parameter: for once per step.
   static void require_final_gradients(const DistributedDataParallel& model, const char* caller);
 
   /// With ddp.align_param_gather: waits for the other pipeline stages as the parameter gather of

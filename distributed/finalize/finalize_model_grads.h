@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/core/router_bias.h"
 #include "lockstep/distributed/distributed_data_parallel.h"
 
 namespace lockstep {
@@ -29,15 +30,6 @@ struct FinalizeReport {
   /// Tokens of the global batch, at least 1 (0-dim, fp64, on the gradients' device). Undefined
   /// without per-token scaling.
   at::Tensor num_tokens;
-};
-
-/// The bias of one router of experts whose load is balanced without an auxiliary loss. An expert's
-/// element rises by `rate` if the expert got fewer tokens than the mean, and falls by `rate` if it
-/// got more. The tokens of all ranks of tp-dp-cp are counted.
-struct RouterBias {
-  at::Tensor bias;               ///< [experts], the same on all ranks; is updated
-  at::Tensor tokens_per_expert;  ///< [experts], tokens that this rank has routed; is set to zero
-  double rate = 1e-3;            ///< by which an element of `bias` changes
 };
 
 /// "tied gradients: all-reduce sum over embedding [0, 3], 96 bytes, 1 parameters"
@@ -70,7 +62,8 @@ std::string to_string(const FinalizeReport& report);
 ///
 /// `models` are the wrapped model chunks of this rank. `num_tokens` [1 element, any numeric dtype]
 /// is required with per-token scaling and refused without it. `router_biases` are those of the
-/// routers that are being trained, in the same order on all ranks.
+/// routers that are being trained, in the same order on all ranks: for a GPTModel or MoELayers what
+/// the function of that name in models/router_step.h returns.
 ///
 /// UsageError, and CommunicationError on the other ranks: models of different scaling; a step that
 /// is already final, or whose last backward is missing (naming the parameters); a missing,

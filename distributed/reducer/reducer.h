@@ -38,7 +38,9 @@ struct ReducerOptions {
   /// Parameters may lack a gradient, and which ones do may differ between ranks and between
   /// iterations. A parameter counts as used if a backward on any rank has given it a gradient since
   /// the previous reduction, inside no_sync() too. An unused parameter keeps its previous gradient.
-  /// Costs a traversal of the graph and an all-reduce of 4 bytes per parameter in each iteration.
+  /// An iteration ends with its first backward, so outputs that have backwards of their own cannot
+  /// share one. Costs a traversal of the graph and an all-reduce of 4 bytes per parameter in each
+  /// iteration.
   bool find_unused_parameters = false;
   /// With find_unused_parameters: buckets whose parameters no rank has used are not reduced. The
   /// ranks agree on them in prepare_for_backward(), which costs one more all-reduce.
@@ -46,8 +48,9 @@ struct ReducerOptions {
   /// Promises that every iteration gives each parameter its gradient as often as the first
   /// iteration of the rank did. Supports what the traversal of the graph cannot see: recomputation
   /// that runs its own backward, parameters used in several such backwards, parameters that are
-  /// never used. The first iteration does not overlap. The set of parameters that some rank uses is
-  /// fixed at the end of the first one that is reduced, including backwards inside no_sync().
+  /// never used. The first iteration does not overlap, and ends with its first backward, as every
+  /// one does with find_unused_parameters. The set of parameters that some rank uses is fixed at
+  /// the end of the first one that is reduced, including backwards inside no_sync().
   bool static_graph = false;
   /// Gradients become views of the buckets after their first reduction; otherwise they are copied
   /// to and from the buckets.
@@ -89,13 +92,16 @@ struct ReducerJoinOptions {
 ///       optimizer.step();
 ///     }
 ///
-/// Several forwards may come before their backwards: each backward that was prepared is reduced. A
-/// backward that was not prepared throws, unless it runs inside no_sync(). A gradient that is
-/// accumulated onto an averaged one is averaged correctly.
+/// Several forwards may come before their backwards: each backward that was prepared is reduced,
+/// with find_unused_parameters also one that reaches no parameter. A prepared backward may be left
+/// out on all ranks, or run only as part of another one; it is forgotten once the graphs of its
+/// outputs are destroyed. A backward that was not prepared throws, unless it runs inside no_sync().
+/// A gradient that is accumulated onto an averaged one is averaged correctly.
 ///
-/// A backward that misses parameters leaves the iteration open, because the next one may bring
-/// them; finalize_backward(), or else the next prepare_for_forward(), throws UsageError with their
-/// names, and the other ranks raise CommunicationError instead of waiting.
+/// Without find_unused_parameters, a backward that misses parameters leaves the iteration open,
+/// because the next one may bring them; finalize_backward(), or else the next
+/// prepare_for_forward(), throws UsageError with their names, and the other ranks raise
+/// CommunicationError instead of waiting.
 ///
 /// There is no way to abandon an iteration, as abandon_step() of the other fronts does. If an
 /// operator throws in the middle of backward, this object cannot be used again, and on several
@@ -136,13 +142,17 @@ class Reducer {
   /// buckets. Does nothing inside no_sync().
   void prepare_for_forward();
   /// Call it after the forward and before its backward. `outputs`: all tensors from which backward
-  /// will start, or from which the loss is computed. find_unused_parameters needs them; without
-  /// them (empty) it finds unused parameters only when backward has ended. Does nothing inside
-  /// no_sync().
+  /// will start, or from which the loss is computed. They must be part of the loss's graph, also
+  /// without find_unused_parameters: if all that have a graph were only computed for logging and
+  /// are dropped, the next call forgets this backward before it runs. find_unused_parameters needs
+  /// them; without them (empty) it finds unused parameters only when backward has ended, and not at
+  /// all if it reaches no parameter. UsageError with find_unused_parameters for outputs without a
+  /// graph before the other prepared backwards have run. Does nothing inside no_sync().
   void prepare_for_backward(const std::vector<at::Tensor>& outputs = {});
   /// Throws if the iteration is open, with the names of the parameters whose gradients are missing.
   /// Also throws if a backward is prepared, but none has reached any parameter since the last call
-  /// or the last forward. Backward itself finishes the iteration when all gradients have arrived.
+  /// or the last forward, unless this is called inside no_sync(). Backward itself finishes the
+  /// iteration when all gradients have arrived.
   void finalize_backward();
 
   /// While the guard exists, gradients are accumulated and nothing is reduced. Guards can be

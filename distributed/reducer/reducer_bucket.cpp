@@ -184,8 +184,7 @@ void ReducerBucket::zero_grad() {
 }
 
 void ReducerBucket::move_in(size_t place) {
-  if (buffer_ && as_view() && params()[place].tensor.grad().defined())
-    buffer_->adopt_grad(buffer_index(place));
+  if (buffer_ && as_view()) buffer_->adopt_grad(buffer_index(place));
 }
 
 }  // namespace lockstep

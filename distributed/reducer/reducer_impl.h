@@ -45,6 +45,10 @@ struct Reducer::Impl final : GradientObserver {
   void compare_hooks();
   void rebuild_if_due();
   void prepare_for_backward(const std::vector<at::Tensor>& outputs);
+  void forget_gone();
+  bool note_prepared(const std::vector<at::Tensor>& outputs);
+  bool watch(const std::vector<at::Tensor>& outputs);
+  void note_begun(std::shared_ptr<OutputGraphs> backward);
   void skip_unused_buckets();
   void on_gradient(int64_t position, bool in_place) override;
   std::string front() const override { return "Reducer"; }
@@ -104,9 +108,14 @@ struct Reducer::Impl final : GradientObserver {
 
   int64_t iteration = 0;
   int64_t reductions = 0;  ///< iterations that were reduced, of all ranks
-  int64_t prepared = 0;    ///< backwards that were prepared and have not begun
-  bool armed = false;      ///< an iteration is open
-  bool any_armed = true;   ///< one was open since the last forward or finalize_backward()
+  /// Backwards that were prepared and are not reduced yet.
+  std::vector<std::shared_ptr<OutputGraphs>> prepared;
+  /// The one of them that has begun: its output was reached first. Backward also reaches the
+  /// outputs of others that it contains, and these may still run by themselves.
+  std::shared_ptr<OutputGraphs> running;
+  size_t searched = 0;    ///< length of `prepared` at the last search of graphs
+  bool armed = false;     ///< an iteration is open
+  bool any_armed = true;  ///< one was open since the last forward or finalize_backward()
   bool all_launched = false;
   bool ends_later = false;  ///< the running backward will call end_backward()
   bool plain = true;        ///< a gradient needs no more than to be counted

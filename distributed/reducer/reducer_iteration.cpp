@@ -6,6 +6,7 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/parameter_check.h"
@@ -68,28 +69,67 @@ void Reducer::Impl::prepare_for_backward(const std::vector<at::Tensor>& outputs)
   if (no_sync.inside()) return;
   guarded([&] {
     refuse_open();
-    if (prepared++ == 0 && usage) usage->forget_search();
     ends_later = false;
+    running.reset();
     statistics.begin_backward(params.size(), buckets.size());
-    if (finds_unused()) {
-      if (outputs.empty()) usage->assume_all();
-      usage->search(outputs);
-    }
+    const bool reaches = note_prepared(outputs);
     if (options.skip_all_reduce_unused_params) skip_unused_buckets();
-    if (finds_unused() && prepared == 1 && !usage->any_reachable()) {
+    if (!reaches && prepared.size() == 1) {
+      running = prepared.back();
       ends_later = true;  // there is no backward that would end it
-      arm(0);
       end_backward();
       return;
     }
-    if (!finds_unused() && !counts_firings()) return;
-    // Backward may run other backwards inside it; only the outermost one sees the outputs.
-    for (const at::Tensor& output : outputs)
-      if (output.defined() && output.grad_fn())
-        output.register_hook([this, is_alive = std::weak_ptr<int>(alive)](const at::Tensor&) {
-          if (is_alive.lock()) end_backward_later();
-        });
+    require<UsageError>(watch(outputs) || reaches,
+                        "Reducer: prepare_for_backward: found outputs without a graph, allowed "
+                        "before the other prepared backwards have run ({} to come): outputs with a "
+                        "graph",
+                        prepared.size() - 1);
   });
+}
+
+/// Drops prepared backwards that cannot run any more.
+void Reducer::Impl::forget_gone() {
+  std::erase_if(prepared, [&](const auto& backward) {
+    return backward != running && backward->are_gone();  // a running one destroys its graph
+  });
+}
+
+/// Adds a backward. Returns whether it may reach a parameter.
+bool Reducer::Impl::note_prepared(const std::vector<at::Tensor>& outputs) {
+  forget_gone();
+  if (finds_unused() && prepared.size() != searched) {  // some were dropped, here or earlier
+    usage->forget_search();
+    for (const auto& backward : prepared) usage->search(*backward);
+  }
+  prepared.push_back(std::make_shared<OutputGraphs>(outputs));
+  searched = prepared.size();
+  return !finds_unused() || usage->search(*prepared.back());
+}
+
+/// Makes the backward that was prepared last report when it reaches one of its outputs. Returns
+/// whether it can.
+bool Reducer::Impl::watch(const std::vector<at::Tensor>& outputs) {
+  bool can_report = false;
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined() || !output.grad_fn()) continue;
+    can_report = true;
+    output.register_hook([this, backward = std::weak_ptr<OutputGraphs>(prepared.back()),
+                          is_alive = std::weak_ptr<int>(alive)](const at::Tensor&) {
+      if (is_alive.lock()) guarded([&] { note_begun(backward.lock()); });
+    });
+  }
+  return can_report;
+}
+
+/// `backward` has reached one of its outputs; null: one that is reduced already.
+void Reducer::Impl::note_begun(std::shared_ptr<OutputGraphs> backward) {
+  // torch::autograd::grad() leaves param.grad() alone.
+  const auto* const captured = torch::autograd::get_current_graph_task_exec_info();
+  if (no_sync.inside() || (captured && !captured->empty())) return;
+  if (!running) running = std::move(backward);
+  // Backward may run other backwards inside it; only the outermost one sees the outputs.
+  if (finds_unused() || counts_firings()) end_backward_later();
 }
 
 void Reducer::Impl::skip_unused_buckets() {
@@ -145,12 +185,15 @@ void Reducer::Impl::note_without_reduction(size_t param) {
 void Reducer::Impl::arm(int64_t position) {
   require<UsageError>(guard.failure().empty(), "Reducer: an earlier call failed: {}",
                       guard.failure());
-  require<UsageError>(prepared > 0,
+  forget_gone();
+  require<UsageError>(!prepared.empty(),
                       "Reducer: '{}' received a gradient in a backward that was not prepared; call "
                       "prepare_for_forward() and prepare_for_backward() for each backward that is "
-                      "to be reduced, and run the others inside no_sync()",
-                      params[static_cast<size_t>(position)].name);
-  --prepared;
+                      "to be reduced, and run the others inside no_sync(){}",
+                      params[static_cast<size_t>(position)].name,
+                      usage ? "; with find_unused_parameters, and in the first iteration with "
+                              "static_graph, an iteration ends with its first backward"
+                            : "");
   armed = any_armed = true;
   all_launched = false;
   sync->reset();
@@ -216,6 +259,7 @@ void Reducer::Impl::end_backward_later() {
 }
 
 void Reducer::Impl::end_backward() {
+  if (!armed && finds_unused() && running) arm(0);  // backward has reached no parameter
   ends_later = false;
   if (!armed) return;
   if (finds_unused() || counts_firings()) complete_missing();
@@ -250,6 +294,11 @@ void Reducer::Impl::finish_reductions() {
   skipped.clear();
   ++reductions;
   armed = false;
+  // If none has reported, it is not known which backward this was.
+  const auto ended =
+      running ? std::find(prepared.begin(), prepared.end(), running) : prepared.begin();
+  if (ended != prepared.end()) prepared.erase(ended);
+  running.reset();
   if (joining) joining->announced = false;
 }
 
@@ -295,7 +344,9 @@ void Reducer::Impl::refuse_open() const {
 
 /// If several backwards are prepared, some may still be to come.
 void Reducer::Impl::refuse_without_gradients() {
-  if (std::exchange(any_armed, false) || prepared == 0) return;
+  if (no_sync.inside()) return;
+  forget_gone();
+  if (std::exchange(any_armed, false) || prepared.empty()) return;
   sync->reset();
   fail<UsageError>(
       "Reducer: no backward that was prepared has reached a parameter in iteration {}: {}; make "

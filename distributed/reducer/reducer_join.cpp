@@ -47,7 +47,6 @@ void Reducer::Impl::shadow_iteration() {
   if (!hooks_compared) compare_hooks();
   rebuild_if_due();
   statistics.skip_iteration();
-  prepared = 1;
   if (usage) usage->clear();
   if (options.skip_all_reduce_unused_params) {
     usage->forget_search();
@@ -61,7 +60,7 @@ void Reducer::Impl::shadow_iteration() {
   launch(sync->finish());
   finish_reductions();
   ends_later = false;
-  prepared = 0;
+  prepared.clear();
 }
 
 /// Returns the position of the rank whose parameters are the final ones.

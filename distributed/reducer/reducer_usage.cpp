@@ -12,6 +12,19 @@ namespace lockstep {
 
 using torch::autograd::Node;
 
+OutputGraphs::OutputGraphs(const std::vector<at::Tensor>& outputs) : known_(!outputs.empty()) {
+  for (const at::Tensor& output : outputs)
+    if (output.defined() && output.requires_grad())
+      roots_.emplace_back(torch::autograd::impl::gradient_edge(output).function);
+}
+
+std::vector<std::shared_ptr<Node>> OutputGraphs::roots() const {
+  std::vector<std::shared_ptr<Node>> living;
+  for (const std::weak_ptr<Node>& root : roots_)
+    if (std::shared_ptr<Node> node = root.lock()) living.push_back(std::move(node));
+  return living;
+}
+
 ParameterUsage::ParameterUsage(const std::vector<NamedParameter>& params, ProcessGroup group)
     : group_(std::move(group)),
       reachable_(params.size(), 0),
@@ -21,7 +34,11 @@ ParameterUsage::ParameterUsage(const std::vector<NamedParameter>& params, Proces
     accumulators_.push_back(torch::autograd::impl::grad_accumulator(param.tensor));
 }
 
-void ParameterUsage::search(const std::vector<at::Tensor>& outputs) {
+bool ParameterUsage::search(const OutputGraphs& graphs) {
+  if (!graphs.are_known()) {
+    assume_all_ = true;
+    return true;
+  }
   std::unordered_map<const Node*, size_t> index;
   for (size_t i = 0; i < accumulators_.size(); ++i) index[accumulators_[i].get()] = i;
   std::unordered_set<const Node*> seen;
@@ -29,24 +46,24 @@ void ParameterUsage::search(const std::vector<at::Tensor>& outputs) {
   const auto visit = [&](const Node* node) {
     if (node && seen.insert(node).second) left.push_back(node);
   };
-  for (const at::Tensor& output : outputs)
-    if (output.defined() && output.requires_grad())
-      visit(torch::autograd::impl::gradient_edge(output).function.get());
+  const auto roots = graphs.roots();
+  for (const std::shared_ptr<Node>& root : roots) visit(root.get());
+  bool any = false;
   while (!left.empty()) {
     const Node* const node = left.back();
     left.pop_back();
-    if (const auto found = index.find(node); found != index.end()) reachable_[found->second] = 1;
+    if (const auto found = index.find(node); found != index.end()) {
+      reachable_[found->second] = 1;
+      any = true;
+    }
     for (const torch::autograd::Edge& edge : node->next_edges()) visit(edge.function.get());
   }
+  return any;
 }
 
 void ParameterUsage::forget_search() {
   std::fill(reachable_.begin(), reachable_.end(), 0);
   assume_all_ = false;
-}
-
-bool ParameterUsage::any_reachable() const {
-  return assume_all_ || std::find(reachable_.begin(), reachable_.end(), 1) != reachable_.end();
 }
 
 std::vector<bool> ParameterUsage::needed_on_any_rank() const {

@@ -16,19 +16,33 @@ struct Node;
 
 namespace lockstep {
 
+/// Where backwards start from the outputs of a forward. Does not keep the graph alive.
+class OutputGraphs {
+ public:
+  /// No outputs: they are not known.
+  explicit OutputGraphs(const std::vector<at::Tensor>& outputs);
+  bool are_known() const { return known_; }
+  /// Whether they are known and nobody keeps them any more, so that no backward can start there.
+  /// Outputs without a graph tell nothing.
+  bool are_gone() const { return known_ && !roots_.empty() && roots().empty(); }
+  std::vector<std::shared_ptr<torch::autograd::Node>> roots() const;
+
+ private:
+  bool known_;
+  std::vector<std::weak_ptr<torch::autograd::Node>> roots_;
+};
+
 /// Which parameters an iteration uses: as the graph of the outputs predicts, as hooks report on
 /// this rank, and on how many ranks.
 class ParameterUsage {
  public:
   ParameterUsage(const std::vector<NamedParameter>& params, ProcessGroup group);
 
-  /// Walks the graph from `outputs` to the parameters and adds those that it reaches.
-  void search(const std::vector<at::Tensor>& outputs);
-  /// All parameters may be reached.
-  void assume_all() { assume_all_ = true; }
+  /// Walks `graphs` to the parameters and adds those that it reaches: all of them if the outputs
+  /// are not known. Returns whether there are any.
+  bool search(const OutputGraphs& graphs);
   void forget_search();
   bool is_reachable(size_t param) const { return assume_all_ || reachable_[param] != 0; }
-  bool any_reachable() const;
   /// Whether any rank reaches each parameter or has used it since the last iteration. Blocks; all
   /// ranks call it.
   std::vector<bool> needed_on_any_rank() const;

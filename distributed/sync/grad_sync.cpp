@@ -98,12 +98,17 @@ void GradSync::start() {
 void GradSync::finish() {
   guarded([&] {
     refuse_offloaded(state_.calls().finish);
-    launch(state_.finish());
+    const auto rest = state_.finish();
+    if (bucketing_.lends_grads()) refuse_replaced();  // before they are freed
+    launch(rest);
     finish_launched();
     state_.finished();
-    for (const auto& buffer : bucketing_.buffers)
-      buffer->check_grads_attached(state_.calls().reset);
+    refuse_replaced();
   });
+}
+
+void GradSync::refuse_replaced() {
+  for (const auto& buffer : bucketing_.buffers) buffer->check_grads_attached(state_.calls().reset);
 }
 
 void GradSync::finish_launched() {
@@ -145,6 +150,10 @@ void GradSync::scale(double factor) {
                       "(ddp.data_parallel_sharding_strategy = optim_grads, "
                       "optim_grads_params): ready",
                       state_.phase_text());
+  guarded([&] {
+    if (reduced) return refuse_replaced();
+    for (const Bucketing::Place& place : bucketing_.places) place.buffer->adopt_grad(place.index);
+  });
   for (const auto& buffer : bucketing_.buffers) {
     const std::vector<at::Tensor> all =
         reduced ? reduced_grads(*buffer) : std::vector{buffer->grad_data()};

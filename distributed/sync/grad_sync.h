@@ -51,8 +51,11 @@ class GradSync final : private GradientObserver {
   /// Returns when nothing is in progress, whatever the state.
   void settle();
   /// Multiplies the gradients: the reduced ones that this rank holds, or its own terms before the
-  /// reduction. UsageError for terms in lent memory.
+  /// reduction, those that were replaced included. UsageError for terms in lent memory, and as
+  /// refuse_replaced() does.
   void scale(double factor);
+  /// After the reduction: UsageError naming the first gradient that was replaced since.
+  void refuse_replaced();
   /// See BucketGroup::set_force_all_reduce. Gradients that are reduced already stay what they are.
   void set_force_all_reduce(bool on);
 

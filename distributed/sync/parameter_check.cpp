@@ -337,6 +337,12 @@ bool may_overlap(const at::Tensor& tensor) {
   return false;
 }
 
+at::Tensor without_repetition(at::Tensor tensor) {
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim)
+    if (tensor.stride(dim) == 0 && tensor.size(dim) > 1) tensor = tensor.narrow(dim, 0, 1);
+  return tensor;
+}
+
 void check_model_list(const std::vector<DistributedDataParallel*>& models, const char* caller) {
   require<UsageError>(!models.empty(), "{}: no model was given", caller);
   for (size_t i = 0; i < models.size(); ++i) {

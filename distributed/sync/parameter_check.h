@@ -82,6 +82,10 @@ bool is_same_on_all_ranks(uint64_t number, const ProcessGroup& group, const std:
 /// of them would change another.
 bool may_overlap(const at::Tensor& tensor);
 
+/// A view of `tensor` in which each place in memory occurs only once, for a tensor that was
+/// expanded.
+at::Tensor without_repetition(at::Tensor tensor);
+
 /// UsageError naming `caller`: no model, a null pointer, a model that is listed twice.
 void check_model_list(const std::vector<DistributedDataParallel*>& models, const char* caller);
 

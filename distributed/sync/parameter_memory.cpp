@@ -46,7 +46,7 @@ bool share_elements(const Span& a, const Span& b) {
   const auto places = [&](const at::Tensor& tensor) {
     return marks.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset() - begin);
   };
-  places(first).fill_(true);
+  places(without_repetition(first)).fill_(true);
   return places(second).any().item<bool>();
 }
 

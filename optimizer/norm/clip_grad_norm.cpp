@@ -52,13 +52,6 @@ void refuse_miscounted(const MeshParameter& param, const std::optional<DeviceMes
 constexpr std::array kGradientTypes = {at::kFloat, at::kDouble,       at::kBFloat16,
                                        at::kHalf,  at::kComplexFloat, at::kComplexDouble};
 
-/// A view of `grad` in which each place in memory occurs only once, for a tensor that was expanded.
-at::Tensor without_repetition(at::Tensor grad) {
-  for (int64_t dim = 0; dim < grad.dim(); ++dim)
-    if (grad.stride(dim) == 0 && grad.size(dim) > 1) grad = grad.narrow(dim, 0, 1);
-  return grad;
-}
-
 void check_gradient(const MeshParameter& param, bool clips) {
   const at::Tensor& grad = param.tensor.grad();
   require<UsageError>(grad.layout() == at::kStrided,

@@ -5,6 +5,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/distributed/finalize_model_grads.h"
+#include "lockstep/distributed/step_access.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/tests/distributed/partly_used.h"
 #include "lockstep/tests/support/rank_threads.h"
@@ -55,20 +56,47 @@ TEST(DistributedDataParallel, GX4AParameterWithoutGradientOnOneRankFailsAllRanks
 }
 
 TEST(DistributedDataParallel, AReplacedGradientIsNamed) {
-  SmallNet net;
-  DistributedDataParallel ddp(net, ParallelState::single_process());
-  net.loss(SmallNet::samples(0, 2)).backward();
-  at::Tensor weight = net.parameters()[2];
-  weight.mutable_grad() = weight.grad() / 2;  // as a loop that scales out of place does
-  try {
-    ddp.finish_grad_sync();
-    FAIL();
-  } catch (const UsageError& error) {
-    EXPECT_TRUE(std::string(error.what())
-                    .starts_with("gradient sync: the gradient of 'weight1' no longer lies in its "
-                                 "buffer"))
-        << error.what();
-  }
+  using Call = void (*)(DistributedDataParallel&);
+  constexpr Call kNothing = [](DistributedDataParallel&) {};
+  constexpr Call kFinish = [](DistributedDataParallel& ddp) { ddp.finish_grad_sync(); };
+  constexpr Call kFinalize = [](DistributedDataParallel& ddp) {
+    finalize_model_grads({&ddp}, at::ones({}));
+  };
+  constexpr Call kScale = [](DistributedDataParallel& ddp) { ddp.scale_gradients(0.5); };
+  constexpr Call kStep = [](DistributedDataParallel& ddp) {
+    detail::StepAccess::require_final_gradients(ddp, "step");
+  };
+  struct Place {
+    const char* text;
+    Call before, after;
+  };
+  constexpr Place kPlaces[] = {{"after backward, before finish", kNothing, kFinish},
+                               {"after backward, before finalize", kNothing, kFinalize},
+                               {"after finish, before finalize", kFinish, kFinalize},
+                               {"after finish, before scale", kFinish, kScale},
+                               {"after finalize, before scale", kFinalize, kScale},
+                               {"after finalize, before the optimizer's step", kFinalize, kStep}};
+  for (const ShardingStrategy strategy :
+       {ShardingStrategy::no_shard, ShardingStrategy::optim, ShardingStrategy::optim_grads})
+    for (const Place& place : kPlaces) {
+      const auto errors = errors_of_ranks(2, [&](const ParallelState& state) {
+        SmallNet net;
+        DistributedDataParallelConfig config;
+        config.use_distributed_optimizer = strategy != ShardingStrategy::no_shard;
+        config.data_parallel_sharding_strategy = strategy;
+        DistributedDataParallel ddp(net, state, config);
+        net.loss(SmallNet::samples(0, 2)).backward();
+        place.before(ddp);
+        const at::Tensor weight = net.parameters()[2];
+        weight.mutable_grad() = at::ones_like(weight);  // as an operator out of place does
+        place.after(ddp);
+      });
+      for (const std::string& error : errors)
+        EXPECT_NE(error.find("gradient sync: the gradient of 'weight1' no longer lies in its "
+                             "buffer"),
+                  std::string::npos)
+            << to_string(strategy) << ", " << place.text << ": " << error;
+    }
 }
 
 TEST(DistributedDataParallel, SparseGradientsAreRefusedByName) {

@@ -2,12 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/distributed/gradient_synchronizer.h"
+#include "lockstep/distributed/param_and_grad_buffer.h"
 #include "lockstep/tests/distributed/reducer_nets.h"
 #include "lockstep/tests/support/mesh_params.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -115,6 +119,40 @@ TEST(FrontContracts, BetweenMicrobatchesWhatTheCallerMakesOfAGradientHoldsAsInPl
   }
 }
 
+TEST(FrontContracts, ScalingBetweenMicrobatchesScalesWhatTheCallerMadeOfAGradient) {
+  for (const auto& [what, meddle] : kMeddlings) {
+    const at::Tensor plain = at::ones({2}).requires_grad_(true);
+    (plain * 2).sum().backward();
+    meddle(plain.mutable_grad());
+    if (plain.grad().defined()) plain.mutable_grad() = plain.grad() * 0.5;
+    (plain * 2).sum().backward();
+    const double expected = plain.grad()[0].item<double>();
+    for (const bool sharded : {false, true})
+      run_ranks(2, [&, &meddling = meddle, &text = what](const ParallelState& state) {
+        const NamedParameter weight = named_zeros({2})[0];
+        DistributedDataParallelConfig config;
+        config.calculate_per_token_loss = false;
+        config.use_distributed_optimizer = sharded;
+        DistributedDataParallel ddp({weight}, state, config);
+        {
+          const auto guard = ddp.no_sync();
+          (weight.tensor * 2).sum().backward();
+        }
+        meddling(weight.tensor.mutable_grad());
+        ddp.scale_gradients(0.5);
+        (weight.tensor * 2).sum().backward();
+        ddp.finish_grad_sync();
+        const ParamAndGradBuffer& buffer = *ddp.buffers().front();
+        for (const ElementRange& owned : buffer.owned()) {
+          const int64_t end = std::min<int64_t>(owned.end, weight.tensor.numel());
+          if (owned.start < end) {
+            EXPECT_TRUE(all_equal_to(buffer.held_grads({owned.start, end}), expected)) << text;
+          }
+        }
+      });
+  }
+}
+
 TEST(FrontContracts, AParameterThatIsRegisteredAfterWrappingIsLeftAlone) {
   struct Growing : torch::nn::Module {
     at::Tensor add(const char* name) { return register_parameter(name, at::ones({2})); }
@@ -161,6 +199,58 @@ TEST(FrontContracts, AParameterThatIsUnfrozenLaterIsNamed) {
   at::Tensor(list[1].tensor).set_requires_grad(true);
   EXPECT_TRUE(throws_with<UsageError>([&] { reducer.prepare_for_forward(); },
                                       std::string("parameter 'p1' ") + text));
+}
+
+/// Has a buffer and a frozen parameter of one element in memory each, unless `whole`.
+struct Expanded : torch::nn::Module {
+  explicit Expanded(double value, bool whole = false) {
+    register_parameter("weight", at::ones({2}));
+    const auto wide = [&] { return at::full({1, 1}, value).expand({2, 3}); };
+    buffer = register_buffer("buffer", whole ? at::arange(6, at::kFloat).view({2, 3}) : wide());
+    frozen = register_parameter("frozen", whole ? wide().clone() : wide(), /*requires_grad=*/false);
+  }
+  at::Tensor buffer, frozen;
+};
+
+/// With `whole` the first of several ranks has them whole.
+void expect_values_of_first_rank(const ParallelState& state, double value, bool whole) {
+  const bool all_expanded = !whole || state.world_size() == 1;
+  const bool is_whole = !all_expanded && state.rank() == 0;
+  Expanded wrapped(value + state.rank(), is_whole), reduced(value + state.rank(), is_whole);
+  DistributedDataParallel ddp(wrapped, state);
+  Reducer reducer(reduced, testing::replicas(state));
+  const at::Tensor same = at::full({2, 3}, value);
+  for (const Expanded* net : {&wrapped, &reduced}) {
+    EXPECT_TRUE(at::allclose(net->frozen, same, 0, 0, /*equal_nan=*/true)) << value;
+    EXPECT_EQ(net->frozen.stride(0) == 0, !is_whole) << value;
+    EXPECT_TRUE(at::allclose(net->buffer,
+                             all_expanded ? same : at::arange(6, at::kFloat).view({2, 3}), 0, 0,
+                             /*equal_nan=*/true))
+        << value;
+    EXPECT_EQ(net->buffer.stride(0) == 0, all_expanded) << value;
+  }
+}
+
+TEST(FrontContracts, ExpandedBuffersAndFrozenParametersGetTheValuesOfTheFirstRank) {
+  for (const int64_t ranks : {1, 2})
+    for (const double value : {5., std::numeric_limits<double>::quiet_NaN()})
+      for (const bool whole : {false, true})
+        run_ranks(ranks, [&](const ParallelState& state) {
+          expect_values_of_first_rank(state, value, whole);
+        });
+}
+
+TEST(FrontContracts, AnExpandedBufferThatSharesMemoryWithATrainedParameterIsNamed) {
+  struct Sharing : torch::nn::Module {
+    Sharing() {
+      const at::Tensor storage = at::ones({4});
+      register_parameter("weight", storage.narrow(0, 1, 2));
+      register_buffer("buffer", storage.narrow(0, 0, 3).expand({2, 3}));
+    }
+  } net;
+  EXPECT_TRUE(throws_with<UsageError>(
+      [&] { DistributedDataParallel(net, ParallelState::single_process()); },
+      "buffer 'buffer' and parameter 'weight' share memory"));
 }
 
 TEST(FrontContracts, AChannelsLastParameterIsContiguousAfterWrappingWithItsValues) {

@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <torch/optim/sgd.h>
 
+#include "lockstep/core/error.h"
 #include "lockstep/distributed/all_reduce_grads.h"
 #include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/distributed/finalize_model_grads.h"
@@ -14,8 +15,10 @@
 #include "lockstep/distributed/reducer.h"
 #include "lockstep/optimizer/clip_grad_norm.h"
 #include "lockstep/optimizer/clip_grads.h"
+#include "lockstep/optimizer/optimizer.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/small_net.h"
+#include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
 namespace {
@@ -141,6 +144,29 @@ constexpr bool kOpensTheEngine = requires(Front& front) {
 || requires(Front& front) { front.end_finalize(); }
 || requires(Front& front) { front.buffers()[0]->zero_grad(); };
 static_assert(!kOpensTheEngine<DistributedDataParallel>);
+
+TEST(FrontLoops, AGradientThatIsReplacedBeforeItIsClippedOrUsedIsNamed) {
+  const ParallelState state = ParallelState::single_process();
+  Net net;
+  DistributedDataParallelConfig config;
+  config.calculate_per_token_loss = false;
+  DistributedDataParallel ddp(net, state, config);
+  OptimizerConfig rates;
+  rates.lr = kRate;
+  Optimizer optimizer({&ddp}, rates);
+  net.mean_loss(state, 0, 0).backward();
+  finalize_model_grads({&ddp});
+  const at::Tensor weight = net.parameters()[0];
+  const at::Tensor gradient = weight.grad(), before = weight.detach().clone();
+  weight.mutable_grad() = gradient * 0.5;  // only in place does it change what the step uses
+  const char* const text = "the gradient of 'weight0' no longer lies in its buffer";
+  EXPECT_TRUE(testing::throws_with<UsageError>([&] { clip_grad_norm_({&ddp}, kClip); }, text));
+  EXPECT_TRUE(testing::throws_with<UsageError>([&] { optimizer.step(); }, text));
+  EXPECT_TRUE(at::equal(weight, before));
+  weight.mutable_grad() = gradient;
+  optimizer.step();
+  EXPECT_FALSE(at::equal(weight, before));
+}
 
 TEST(FrontLoops, SharedNamesDoWhatThePeersNamesDo) {
   testing::run_ranks(2, [](const ParallelState& state) {
