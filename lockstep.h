@@ -23,6 +23,7 @@
 #include "lockstep/models/linear.h"
 #include "lockstep/models/normalization.h"
 #include "lockstep/models/parallel_context.h"
+#include "lockstep/models/router_step.h"
 
 // Gradients.
 #include "lockstep/distributed/all_reduce_grads.h"

@@ -9,7 +9,7 @@
 #include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/distributed/step_access.h"
 #include "lockstep/models/cross_entropy.h"
-#include "lockstep/models/router.h"
+#include "lockstep/models/router_step.h"
 #include "lockstep/optimizer/update_statement.h"
 #include "lockstep/planner/pipeline_plan.h"
 #include "lockstep/planner/stage_shapes.h"
@@ -65,13 +65,6 @@ void TrainingModel::unshard() {
   for (const auto& wrapper : wrappers_) wrapper->unshard();
 }
 
-std::vector<std::shared_ptr<TopKRouter>> TrainingModel::routers() const {
-  std::vector<std::shared_ptr<TopKRouter>> list;
-  for (const auto& chunk : chunks_)
-    for (const auto& router : find_routers(*chunk)) list.push_back(router);
-  return list;
-}
-
 bool TrainingModel::has_fp8() const {
   return std::any_of(chunks_.begin(), chunks_.end(),
                      [](const auto& chunk) { return chunk->fp8() != nullptr; });
@@ -113,7 +106,7 @@ void TrainingModel::look_at_fp8_scales() {
 void TrainingModel::abandon_step() {
   forget_fp8_values();
   for (const auto& wrapper : wrappers_) wrapper->abandon_step();
-  for (const auto& router : routers()) router->abandon_step();
+  for (const auto& chunk : chunks_) abandon_router_step(*chunk);
 }
 
 void TrainingModel::finalize_gradients(double tokens) {
@@ -121,18 +114,14 @@ void TrainingModel::finalize_gradients(double tokens) {
 }
 
 void TrainingModel::finalize_gradients(const at::Tensor& tokens) {
-  const std::vector<std::shared_ptr<TopKRouter>> routers = this->routers();
   std::vector<RouterBias> biases;
-  const bool frozen = config_.lora.rank.has_value();
-  for (const auto& router : routers)
-    if (router->expert_bias().defined() && !frozen)
-      biases.push_back({router->expert_bias(), router->tokens_per_expert(),
-                        config_.model.moe_router_bias_update_rate});
+  for (const auto& chunk : chunks_)
+    for (RouterBias& bias : router_biases(*chunk)) biases.push_back(std::move(bias));
   if (wrappers_.front()->scaling_mode() == GradientScalingMode::per_token)
     finalize_model_grads(wrappers(), tokens, biases);
   else
     finalize_model_grads(wrappers(), std::nullopt, biases);
-  for (const auto& router : routers) frozen ? router->abandon_step() : router->reset();
+  for (const auto& chunk : chunks_) end_router_step(*chunk);
 }
 
 const PipelineExecutor& TrainingModel::executor(int64_t num_microbatches, bool forward_only) {
@@ -293,6 +282,7 @@ TrainingModel::LossOf TrainingModel::prepare(int64_t averaged, double loss_scale
   const int64_t tokens = averaged * config_.train.micro_batch_size *
                          (config_.model.seq_length / config_.parallel.context_parallel_size);
   token_loss_scale_->value = per_token ? loss_scale : loss_scale / static_cast<double>(tokens);
+  token_loss_scale_->averages = !per_token;
   return [=, this](const at::Tensor& losses) {
     return loss_of_microbatch(losses, averaged, loss_scale);
   };

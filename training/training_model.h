@@ -19,7 +19,6 @@
 namespace lockstep {
 
 class RepeatedTasks;
-class TopKRouter;
 
 /// Sums over the tokens of several micro-batches.
 struct LossSums {
@@ -131,7 +130,6 @@ class TrainingModel {
   void run_one(const BatchInput& batch);
   void record(const BatchInput& like, int64_t num_microbatches, double loss_scale);
   void note_recorded(const BatchInput& batch);
-  std::vector<std::shared_ptr<TopKRouter>> routers() const;
   const PipelineExecutor& executor(int64_t num_microbatches, bool forward_only);
   const BatchInput& input(int64_t microbatch);
   TensorShape activation_shape(int64_t microbatch);

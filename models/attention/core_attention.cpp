@@ -7,6 +7,7 @@
 #include <ATen/SDPBackend.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/upload.h"
 #include "lockstep/models/context_parallel_core.h"
 #include "lockstep/models/context_parallel_ring.h"
 
@@ -44,7 +45,7 @@ at::Tensor of_other_documents(const SequenceDocuments& documents, c10::Device de
     const auto count = static_cast<int64_t>(lengths.size());
     numbers.push_back(at::arange(count).repeat_interleave(at::tensor(lengths, at::kLong)));
   }
-  const at::Tensor number = at::stack(numbers).to(device);
+  const at::Tensor number = upload(at::stack(numbers), device);
   return number.unsqueeze(2).ne(number.unsqueeze(1)).unsqueeze(1);
 }
 

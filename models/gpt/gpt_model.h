@@ -29,7 +29,9 @@ struct GPTModelOptions {
   uint64_t seed = 1234;  ///< of the initial weights and of dropout
   /// Where backward stores deferred weight gradients of linear layers; may be null.
   std::shared_ptr<DeferredGradients> deferred = {};
-  /// Scale of the auxiliary losses of expert routers; may be null for a loss that is a sum.
+  /// The scale of the losses that routers of experts add in backward: see TokenLossScale. Null: 1,
+  /// which is right only if the training loop calls backward on sums of losses, without a loss
+  /// scale.
   std::shared_ptr<const TokenLossScale> loss_scale = {};
   /// With a rank: low-rank adapters are trained, and all other parameters are frozen.
   LoraConfig lora = {};
@@ -89,6 +91,9 @@ class TransformerBlock : public DescribedModule {
 /// num_layers); norms 1; biases 0. Dropout is active in training mode (train(), eval()), and draws
 /// the same numbers on every layout. The adapters of GPTModelOptions::lora start as
 /// adapter_params() says, so at first they change nothing.
+///
+/// With experts, a training loop must call the functions of models/router_step.h in each step:
+/// otherwise expert biases stay 0, and global_aux_loss balances the mean of all steps.
 class GPTModel : public DescribedModule {
  public:
   /// The whole model in one process. `config` need not be resolved. ConfigError names a field that

@@ -21,6 +21,9 @@ class TopKRouter;
 /// already so; without it a rank takes its share of the tokens that the ranks of tp have in common,
 /// and an all-gather joins the outputs. Hence the sequence must be divisible by the ranks of tp,
 /// except in a model that does not train: there the layer fills the sequence up with padding.
+///
+/// A training loop calls the functions of router_step.h in each step. The scale of the router's
+/// losses is LayerContext::loss_scale.
 class MoELayer : public FeedForward {
  public:
   explicit MoELayer(const LayerContext& context);

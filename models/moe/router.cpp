@@ -29,7 +29,7 @@ TopKRouter::TopKRouter(const LayerContext& context, const ModuleSpec& spec)
     : config_(context.config),
       state_(context.state),
       loss_scale_(context.loss_scale),
-      losses_(context.config, context.state) {
+      losses_(context.config, context.state, context.options.device()) {
   weight_ = add(spec.at("weight"), context.origin());
   if (config_.moe_expert_capacity_factor) state_.group(GroupKind::tp_cp);
   if (!config_.moe_router_enable_expert_bias) return;
@@ -41,6 +41,15 @@ TopKRouter::TopKRouter(const LayerContext& context, const ModuleSpec& spec)
 
 TopKRouter::TopKRouter(const LayerContext& context)
     : TopKRouter(context, router_params(context.settings())) {}
+
+at::Tensor TopKRouter::without_padding(const at::Tensor& loss, const PaddingTokens& padding) const {
+  if (!loss.defined()) return loss;
+  const at::Tensor own = padding.map.defined() ? loss.masked_fill(padding.map, 0.0) : loss;
+  const int64_t tokens = loss.numel() * state_.grids().size(GroupKind::tp_cp);
+  const int64_t others = tokens - padding.count;
+  const bool averages = loss_scale_ && loss_scale_->averages && padding.count > 0 && others > 0;
+  return averages ? own * (static_cast<double>(tokens) / static_cast<double>(others)) : own;
+}
 
 int64_t TopKRouter::capacity(int64_t tokens) const {
   return expert_capacity(tokens, config_.moe_router_topk, *config_.num_experts,
@@ -69,8 +78,10 @@ at::Tensor TopKRouter::with_capacity(const Routing& routing, int64_t batch, int6
   return part.chunk(tp.size(), 0)[static_cast<size_t>(tp.rank())].flatten(0, 1);
 }
 
+void TopKRouter::end_step() { is_frozen() ? abandon_step() : losses_.reset(); }
+
 void TopKRouter::abandon_step() {
-  reset();
+  losses_.reset();
   if (tokens_per_expert_.defined()) tokens_per_expert_.detach().zero_();
 }
 
@@ -94,8 +105,8 @@ Routing TopKRouter::forward(const at::Tensor& hidden, const PaddingTokens& paddi
       at::Tensor counter = tokens_per_expert_;
       counter.add_(counted.map.sum(0));
     }
-    at::Tensor loss = losses_.per_token(logits, counted, sequence, batch);
-    if (loss.defined() && padding.map.defined()) loss = loss.masked_fill(padding.map, 0.0);
+    const at::Tensor loss =
+        without_padding(losses_.per_token(logits, counted, sequence, batch), padding);
     if (loss.defined()) routing.probs = attach_loss(routing.probs, loss, loss_scale_);
   }
   if (config_.moe_expert_capacity_factor) {

@@ -35,12 +35,18 @@ class TopKRouter : public DescribedModule {
   /// [num_experts] of int64: this rank's choices since they were set to zero.
   const at::Tensor& tokens_per_expert() const { return tokens_per_expert_; }
 
-  /// Ends a step: forgets what global_aux_loss has counted.
-  void reset() { losses_.reset(); }
+  double bias_update_rate() const { return config_.moe_router_bias_update_rate; }
+  /// Whether the weight needs no gradient. The bias then stays as it is, too.
+  bool is_frozen() const { return !weight_.requires_grad(); }
+
+  /// Ends a step: forgets what global_aux_loss has counted, and a frozen router everything.
+  void end_step();
   /// Abandons a step: forgets everything that its forwards have counted.
   void abandon_step();
 
  private:
+  /// This rank's losses, [sequence, batch], as `padding` changes them; `loss` may be undefined.
+  at::Tensor without_padding(const at::Tensor& loss, const PaddingTokens& padding) const;
   int64_t capacity(int64_t tokens) const;
   /// The choices of `routing` within a capacity of `most` tokens per expert.
   at::Tensor with_capacity(const Routing& routing, int64_t batch, int64_t most,

@@ -47,13 +47,13 @@ at::Tensor balanced_choices(const at::Tensor& shares, const at::Tensor& map,
 
 }  // namespace
 
-RouterLosses::RouterLosses(const TransformerConfig& config, const ParallelState& state)
+RouterLosses::RouterLosses(const TransformerConfig& config, const ParallelState& state,
+                           c10::Device device)
     : config_(config), state_(state) {
   const bool global = config.moe_router_load_balancing_type == RouterLoadBalancing::global_aux_loss;
   if (config.moe_aux_loss_coeff > 0) state.group(global ? GroupKind::tp_dp_cp : GroupKind::tp_cp);
   if (config.moe_aux_loss_coeff > 0 && global)
-    counts_ =
-        at::zeros({1, *config.num_experts}, at::TensorOptions(state.device()).dtype(at::kLong));
+    counts_ = at::zeros({1, *config.num_experts}, at::TensorOptions(device).dtype(at::kLong));
 }
 
 void RouterLosses::reset() {

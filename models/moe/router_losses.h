@@ -15,7 +15,8 @@ namespace lockstep {
 /// and micro-batches as the model's loss does.
 class RouterLosses {
  public:
-  RouterLosses(const TransformerConfig& config, const ParallelState& state);
+  /// `device`: of the logits.
+  RouterLosses(const TransformerConfig& config, const ParallelState& state, c10::Device device);
 
   /// The losses of each of this rank's tokens: [sequence, batch], undefined if there are none.
   ///

@@ -95,6 +95,9 @@ TEST_F(DeviceSaves, TheSecondIsCopiedWhileTheFirstIsBeingWritten) {
       save_three_times([&] { std::filesystem::rename(elsewhere_ + report_, into_ + report_); });
   EXPECT_EQ(returned_before_, 2);
   EXPECT_EQ(told, std::vector<std::string>(3, ""));
+  const auto waits = device_counts(1).waits_by;
+  EXPECT_TRUE(waits.contains("synchronize event"));
+  EXPECT_FALSE(waits.contains("synchronize event elsewhere"));
   EXPECT_EQ(complete_steps(), (std::vector<std::string>{"step_3", "step_2", "step_1"}));
   for (const int64_t step : {2, 3}) EXPECT_EQ(saved_value(step), static_cast<float>(step));
 }

@@ -59,8 +59,9 @@ TEST_F(LaggingDevice, ExpertsWithoutRowsHaveGradientsOfZeroAndNobodyWaits) {
   }
 }
 
-/// Forward and backward of a layer that has biases and a shared expert.
-ExpertRun moe_layer(c10::Device device) {
+/// Forward and backward of a layer that has biases and a shared expert. Its state is that of a lone
+/// rank, which need not know the device.
+ExpertRun moe_layer(c10::Device device, RouterLoadBalancing balancing = RouterLoadBalancing::none) {
   TransformerConfig config;
   config.hidden_size = 6;
   config.ffn_hidden_size = 12;
@@ -70,9 +71,10 @@ ExpertRun moe_layer(c10::Device device) {
   config.init_method_std = 0.5;
   config.add_bias_linear = true;
   config.activation = Activation::gelu;
-  LayerContext context{
+  config.moe_router_load_balancing_type = balancing;
+  config.moe_aux_loss_coeff = balancing == RouterLoadBalancing::none ? 0 : 0.1;
+  const LayerContext context{
       .config = config, .options = at::TensorOptions(at::kFloat).device(device), .name = "mlp."};
-  context.state = ParallelState::single_process(device);
   const MoELayer layer(context);
   const at::Tensor x = expert_numbers({8, 2, 6}, 0.4, at::kFloat).to(device).requires_grad_(true);
   reset_device_counts();
@@ -114,6 +116,13 @@ TEST_F(LaggingDevice, ALayerOfExpertsWaitsNotAtAllAndWithoutAGroupedKernelOnce) 
     EXPECT_EQ(one_by_one.waits, 1);
     expect_same_run(one_by_one, expected, "one by one ");
   }
+}
+
+TEST_F(LaggingDevice, ChoicesOfAllMicroBatchesAreCountedOnTheDeviceOfTheLayer) {
+  const ExpertRun expected = moe_layer(at::kCPU, RouterLoadBalancing::global_aux_loss);
+  const ExpertRun found = moe_layer(lagging_device(2), RouterLoadBalancing::global_aux_loss);
+  EXPECT_EQ(found.waits, 0);
+  expect_same_run(found, expected, "balanced ");
 }
 
 }  // namespace

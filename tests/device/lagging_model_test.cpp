@@ -2,7 +2,9 @@
 
 #include <ATen/Parallel.h>
 
+#include "lockstep/core/config_io.h"
 #include "lockstep/core/parameters.h"
+#include "lockstep/models/core_attention.h"
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/models/gpt_model.h"
 #include "lockstep/tests/device/lagging_graphs.h"
@@ -77,6 +79,28 @@ TEST_F(LaggingDevice, AGptWithDropoutHasTheBitsOfTheCpu) {
   config.hidden_dropout = 0.1;
   config.attention_dropout = 0.1;
   expect_same_step(config, at::kFloat, 3);
+}
+
+TEST_F(LaggingDevice, DocumentsAreKeptApartWithoutAWaitWhereWeightsDropOut) {
+  Config config;
+  config.model = small_gpt();
+  config.model.attention_dropout = 0.1;
+  const TokenPositions tokens = {
+      .documents = std::make_shared<const SequenceDocuments>(SequenceDocuments{{5, 3}, {1, 7}})};
+  const auto attend = [&](c10::Device device) {
+    const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+    const auto core = make_core_attention({.config = resolve(config).model, .options = options}, 0);
+    const auto heads = [&](double phase) {
+      const at::Tensor numbers = at::arange(8 * 2 * 4 * 6, at::kFloat).mul(1.3).add(phase).sin();
+      return numbers.view({8, 2, 4, 6}).to(device);
+    };
+    const at::Tensor query = heads(0), key = heads(1), value = heads(2);
+    reset_device_counts();
+    return core->forward(query, key, value, tokens, /*training=*/true);
+  };
+  const at::Tensor found = attend(lagging_device(0));
+  EXPECT_EQ(device_counts(0).waits, 0);
+  expect_same_bits(found, attend(at::kCPU), "attention");
 }
 
 TEST_F(LaggingDevice, ALabelThatNobodyCouldCheckHasALossOfNaN) {

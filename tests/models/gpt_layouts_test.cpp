@@ -11,7 +11,7 @@
 #include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/models/context_parallel.h"
 #include "lockstep/models/gpt_model.h"
-#include "lockstep/models/router.h"
+#include "lockstep/models/router_step.h"
 #include "lockstep/optimizer/distributed_optimizer.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/tests/support/rank_threads.h"
@@ -56,14 +56,6 @@ ParallelSizes sizes_of(const ParallelConfig& parallel) {
           .hierarchical_context = context_parallel_levels(parallel)};
 }
 
-std::vector<RouterBias> router_biases(const torch::nn::Module& model, double rate) {
-  std::vector<RouterBias> biases;
-  for (const auto& router : find_routers(model))
-    if (router->expert_bias().defined())
-      biases.push_back({router->expert_bias(), router->tokens_per_expert(), rate});
-  return biases;
-}
-
 /// The training loop of a data-parallel rank, with its share of kReplicas micro-batches.
 std::vector<Step> train(const Config& config, const ParallelState& state) {
   GPTModel model(config.model, config.parallel, state, GPTStage::whole(config.model),
@@ -87,9 +79,8 @@ std::vector<Step> train(const Config& config, const ParallelState& state) {
       sums[1] += losses.numel();
       losses.sum().backward();
     }
-    finalize_model_grads({&ddp}, sums[1],
-                         router_biases(model, config.model.moe_router_bias_update_rate));
-    for (const auto& router : find_routers(model)) router->reset();
+    finalize_model_grads({&ddp}, sums[1], router_biases(model));
+    end_router_step(model);
     all_reduce(state.group(GroupKind::dp_cp), sums, ReduceOp::sum, "loss").wait();
     steps.push_back({sums[0].item<double>() / sums[1].item<double>(), optimizer->step().grad_norm});
   }

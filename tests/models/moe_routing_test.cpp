@@ -167,7 +167,7 @@ TEST(Routing, WeightsAndTheBalancingLossAreThoseOfMegatron) {
     const at::Tensor logits = matrix("logits").requires_grad_(true);
     const Routing routing = route_tokens(logits, config, bias);
     EXPECT_TRUE(at::allclose(routing.probs, matrix("weights"), 1e-5, 1e-7)) << routing.probs;
-    RouterLosses losses(config, ParallelState::single_process());
+    RouterLosses losses(config, ParallelState::single_process(), at::kCPU);
     losses.per_token(logits, routing, 3, 2).mean().backward();
     EXPECT_TRUE(at::allclose(logits.grad(), matrix("gradient"), 1e-4, 1e-7)) << logits.grad();
   }
@@ -212,7 +212,7 @@ at::Tensor balanced_logits(int64_t experts, int64_t topk) {
 }
 
 double mean_loss(const at::Tensor& logits, const TransformerConfig& config) {
-  RouterLosses losses(config, ParallelState::single_process());
+  RouterLosses losses(config, ParallelState::single_process(), at::kCPU);
   return losses.per_token(logits, route_tokens(logits, config), logits.size(0) / 2, 2)
       .mean()
       .item<double>();
@@ -250,7 +250,7 @@ TEST(RouterLosses, CountWhatScoresChooseNotWhatTheBiasDoesAndLeavePaddingOut) {
   logits.narrow(0, 4, 2).select(1, 3).fill_(60);
   const at::Tensor bias = at::tensor({0, 10, 0, 0}, at::kDouble);
   const auto losses_of = [&](const Routing& routing) {
-    RouterLosses losses(config, ParallelState::single_process());
+    RouterLosses losses(config, ParallelState::single_process(), at::kCPU);
     return losses.per_token(logits, routing, 3, 2).flatten();
   };
   Routing routing = route_tokens(logits, config, bias);
@@ -281,7 +281,7 @@ TEST(RouterLosses, GlobalLossRemembersTheMicrobatchesOfTheStep) {
   config.moe_router_pre_softmax = true;
   config.moe_aux_loss_coeff = 1;
   config.moe_router_load_balancing_type = RouterLoadBalancing::global_aux_loss;
-  RouterLosses losses(config, ParallelState::single_process());
+  RouterLosses losses(config, ParallelState::single_process(), at::kCPU);
   const auto loss_of = [&](int64_t expert) {
     at::Tensor logits = at::zeros({6, 2}, at::kDouble);
     logits.select(1, expert).fill_(60);
@@ -302,7 +302,7 @@ TEST(RouterLosses, AttachedLossesHaveTheGradientOfAddedOnes) {
   std::vector<at::Tensor> gradients;
   for (const bool attached : {true, false}) {
     const at::Tensor logits = random_logits(12, 4, 3).requires_grad_(true);
-    RouterLosses losses(config, ParallelState::single_process());
+    RouterLosses losses(config, ParallelState::single_process(), at::kCPU);
     const Routing routing = route_tokens(logits, config);
     const at::Tensor loss = losses.per_token(logits, routing, 6, 2);
     if (attached) {

@@ -212,7 +212,7 @@ DEVICE_MUTANTS = [
      ["device_training_test:*dp2_bf16_gradients"]),
     ("staging-not-awaited", "a checkpoint is written while it is copied from the device",
      "checkpoint/state/checkpoint_saver.cpp",
-     "if (staged_from_device) staged_from_device->synchronize();",
+     "if (staged_from_device) wait_for_device();",
      "",
      [CHECKPOINTS]),
     ("staging-without-an-event", "nobody knows when the copies of a checkpoint have ended",

@@ -34,7 +34,7 @@ GRAPH_MUTANTS = [
      [AHEAD]),
     ("routers-not-abandoned", "tokens of an iteration that does not come move the routers' biases",
      "training/training_model.cpp",
-     "  for (const auto& router : routers()) router->abandon_step();\n",
+     "  for (const auto& chunk : chunks_) abandon_router_step(*chunk);\n",
      "",
      [AHEAD]),
     ("recorded-numbers-stay", "learning rate and bias corrections are those of the recording",

@@ -7,7 +7,7 @@
 
 #include "lockstep/core/config_io.h"
 #include "lockstep/models/context_parallel.h"
-#include "lockstep/models/router.h"
+#include "lockstep/models/router_step.h"
 #include "lockstep/planner/config_grids.h"
 #include "lockstep/planner/stage_shapes.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -213,7 +213,7 @@ LayoutReport check_gpt(const std::vector<std::string>& fields, int64_t ranks,
   options.finalize = [](torch::nn::Module& module, DistributedDataParallel& ddp,
                         const std::optional<at::Tensor>& num_tokens) {
     finalize_model_grads({&ddp}, num_tokens);
-    for (const auto& router : find_routers(module)) router->reset();
+    end_router_step(module);
   };
   return check_layouts(
       [=](const ParallelContext& context) {

@@ -30,14 +30,15 @@ using Fields = std::vector<std::string>;
 
 constexpr int64_t kTokens = 8, kSamples = 4;
 
-/// Two documents of 5 and 3 tokens, padded to `length`.
-SampleMarks marks_of(int64_t length) {
+/// Two documents of 5 and 3 tokens, padded to `length`. All of their tokens count, or some.
+SampleMarks marks_of(int64_t length, bool all_count) {
   SampleMarks marks = {.documents = {5, 3},
                        .positions = {0, 1, 2, 3, 4, 0, 1, 2},
                        .loss = {1, 1, 0, 1, 0, 1, 1, 0},
                        .padding = length - kTokens};
   if (marks.padding > 0) marks.documents.push_back(marks.padding);
   for (int64_t i = 0; i < marks.padding; ++i) marks.positions.push_back(i);
+  if (all_count) marks.loss.assign(kTokens, 1);
   marks.loss.resize(static_cast<size_t>(length), 0);
   return marks;
 }
@@ -49,8 +50,9 @@ std::vector<int64_t> ids_of(int64_t sample, int64_t length) {
   return ids;
 }
 
-Config config_of(const Fields& model, const Fields& layout, int64_t length) {
+Config config_of(const Fields& model, const Fields& layout, int64_t length, bool averages) {
   Fields all = {"train.precision=fp64", "ddp.overlap_grad_reduce=false",
+                fmt::format("ddp.calculate_per_token_loss={}", !averages),
                 fmt::format("model.seq_length={}", length)};
   for (const std::string& field : model) all.push_back("model." + field);
   for (const std::string& field : layout) all.push_back("parallel." + field);
@@ -66,8 +68,10 @@ struct Step {
   std::map<std::string, at::Tensor> grads, biases;
 };
 
-/// A training step of samples of `length` tokens on this rank.
+/// A training step of samples of `length` tokens on this rank. With means all tokens have loss:
+/// ranks of cp are averaged, and each must have as many tokens with loss as the others.
 Step step_of(const Config& config, int64_t length, const ParallelState& state) {
+  const bool averages = !config.ddp.calculate_per_token_loss.value();
   TrainingModel model(config, state);
   const int64_t ranks = state.grids().data_parallel_size();
   const int64_t rank = *state.grids().groups(GroupKind::dp).position_of(state.rank());
@@ -76,7 +80,7 @@ Step step_of(const Config& config, int64_t length, const ParallelState& state) {
     const int64_t first = 2 * (microbatch * ranks + rank);
     std::vector<int64_t> ids = ids_of(first, length), more = ids_of(first + 1, length);
     ids.insert(ids.end(), more.begin(), more.end());
-    return make_batch_input(ids, std::vector(2, marks_of(length)), length, 2, state);
+    return make_batch_input(ids, std::vector(2, marks_of(length, averages)), length, 2, state);
   });
   model.finalize_gradients(local.tokens);
   at::Tensor loss = local.loss.to(at::kDouble).clone();
@@ -93,12 +97,12 @@ Step step_of(const Config& config, int64_t length, const ParallelState& state) {
 }
 
 void expect_as_without_padding(const Fields& model, const Fields& layout, int64_t world,
-                               int64_t length) {
-  SCOPED_TRACE(fmt::format("{} tokens, {} ranks, {}, {}", length, world, fmt::join(model, " "),
-                           fmt::join(layout, " ")));
+                               int64_t length, bool averages = false) {
+  SCOPED_TRACE(fmt::format("{} tokens, {} ranks, {}, {}{}", length, world, fmt::join(model, " "),
+                           fmt::join(layout, " "), averages ? ", averages" : ""));
   const Step alone =
-      step_of(config_of(model, {}, kTokens), kTokens, ParallelState::single_process());
-  const Config config = config_of(model, layout, length);
+      step_of(config_of(model, {}, kTokens, averages), kTokens, ParallelState::single_process());
+  const Config config = config_of(model, layout, length, averages);
   testing::RankThreadOptions options;
   options.sizes = parallel_options(config, c10::kCPU).sizes;
   testing::run_ranks(
@@ -145,8 +149,21 @@ TEST(PaddedSamples, TrainAsWithoutPaddingOnEveryLayout) {
   }
 }
 
+TEST(PaddedSamples, MeansOfTokensLeavePaddingOut) {
+  const char* const tensor = "tensor_model_parallel_size=2";
+  for (const Fields& model : {kAuxLoss, kOfSequences, kOfAll, kCapacity})
+    for (const int64_t length : {9, 40}) expect_as_without_padding(model, {}, 1, length, true);
+  for (const Fields& model : {kAuxLoss, kOfSequences})
+    for (const Fields& layout : std::vector<Fields>{{"expert_model_parallel_size=2"},
+                                                    {tensor, "sequence_parallel=true"},
+                                                    {tensor},
+                                                    {"context_parallel_size=2"},
+                                                    {"pipeline_model_parallel_size=2"}})
+      expect_as_without_padding(model, layout, 2, 16, true);
+}
+
 TEST(PaddedSamples, APaddingOfAnotherShapeIsRefused) {
-  const Config config = config_of(kAuxLoss, {}, kTokens);
+  const Config config = config_of(kAuxLoss, {}, kTokens, false);
   GPTModel model(config.model, {.dtype = at::kDouble});
   GPTInput input = {.tokens = at::ones({2, kTokens}, at::kLong)};
   input.positions.padding.map = at::zeros({2, kTokens}, at::kBool);

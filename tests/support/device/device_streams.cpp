@@ -241,7 +241,8 @@ bool DeviceEvent::query() const {
 
 void DeviceEvent::synchronize() const {
   state_->refuse_host("synchronize event");
-  count_wait(state_->device, "synchronize event");
+  const bool here = current_device() == state_->device;
+  count_wait(state_->device, here ? "synchronize event" : "synchronize event elsewhere");
   state_->hurry();
   state_->wait();
   throw_device_error(state_->device);

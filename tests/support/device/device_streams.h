@@ -71,7 +71,9 @@ class DeviceEvent {
   bool reached() const;
   /// The same for the host; throws the error of the event's device.
   bool query() const;
-  /// The host waits. Counted as "synchronize event"; throws the error of the event's device.
+  /// The host waits. Counted as "synchronize event", or as "synchronize event elsewhere" if the
+  /// thread's current device is another one, where CUDA makes a context. Throws the error of the
+  /// event's device.
   void synchronize() const;
   /// Nullopt until it is reached.
   std::optional<Clock::time_point> time() const;

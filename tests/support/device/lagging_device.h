@@ -66,7 +66,8 @@ struct DeviceCounts {
   int64_t replays = 0;
   int64_t waits = 0;  ///< of the host for this device
   /// Waits by cause: the operator ("aten::nonzero"), "copy to host", "copy from pageable memory",
-  /// "copy from pinned memory", "synchronize stream", "synchronize event", "synchronize device".
+  /// "copy from pinned memory", "synchronize stream", "synchronize event", "synchronize event
+  /// elsewhere" (see DeviceEvent), "synchronize device".
   std::map<std::string, int64_t> waits_by = {};
 };
 
