@@ -10,6 +10,7 @@
 #include "lockstep/checkpoint/shared_checkpoint.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/config_rules.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
@@ -21,22 +22,68 @@ std::string agree_on_checkpoint(const std::string& folder, const ParallelState& 
   return as_rank_0_finds(state, find, "checkpoint to load");
 }
 
-/// The newest complete checkpoint that a job has saved; empty if there is none. One that cannot be
-/// read is left out: the run has nobody to ask.
-std::string newest_of_job(const std::string& folder, const std::string& job_id) {
+struct OfJob {
+  std::string path;                   ///< empty: there is none
+  std::vector<std::string> problems;  ///< why newer ones are left out
+};
+
+/// The newest complete checkpoint that a job has saved. One that cannot be read is left out: the
+/// run has nobody to ask.
+OfJob newest_of_job(const std::string& folder, const std::string& job_id) {
+  OfJob found;
   for (const std::string& path : complete_checkpoints(folder)) {
     try {
-      if (CheckpointReader(path).manifest().job_id == job_id) return path;
-    } catch (const FileError&) {
+      if (CheckpointReader(path).manifest().job_id != job_id) continue;
+      found.path = path;
+      break;
+    } catch (const FileError& error) {
+      found.problems.emplace_back(error.what());
     }
   }
-  return "";
+  return found;
 }
 
 /// The same if the launcher has restarted the job; otherwise empty.
-std::string newest_after_restart(const std::string& folder, const JobStart& start) {
+OfJob newest_after_restart(const std::string& folder, const JobStart& start) {
   const bool looks = !start.job_id.empty() && start.restarts > 0 && !folder.empty();
-  return looks ? newest_of_job(folder, start.job_id) : "";
+  return looks ? newest_of_job(folder, start.job_id) : OfJob();
+}
+
+/// The end of the note below if a value of the field that both runs use would keep the batch; empty
+/// otherwise.
+std::string how_to_keep_batch(const TrainConfig& saved, TrainConfig mine, const BatchSizes& full) {
+  const auto& steps = saved.step_batch_size_schedule;
+  if (steps.has_value() != mine.step_batch_size_schedule.has_value()) return "";
+  mine.global_batch_size = saved.global_batch_size;
+  mine.step_batch_size_schedule = steps;
+  try {
+    const int64_t ranks = full.global / full.num_microbatches / full.micro;
+    const BatchSchedule fits(mine, ranks);
+  } catch (const ConfigError&) {
+    return "";
+  }
+  constexpr const char* kUse = "; to keep the batch, use --set train.";
+  return steps ? fmt::format("{}step_batch_size_schedule='{}'", kUse, *steps)
+               : fmt::format("{}global_batch_size={}", kUse, *saved.global_batch_size);
+}
+
+/// A note if a run that continues from a checkpoint takes another batch; empty otherwise.
+std::string change_of_batch(CheckpointReader& checkpoint, const Trainer& trainer) {
+  const BatchSizes& full = trainer.batches().full();
+  const TrainConfig& mine = trainer.config().train;
+  const TrainConfig saved = checkpoint.config().train;
+  const auto& steps = saved.step_batch_size_schedule;
+  const std::optional<int64_t> before =
+      steps ? parse_step_batch_size_schedule(*steps).back().global : saved.global_batch_size;
+  if (!before || *before == full.global) return "";
+  const Manifest& manifest = checkpoint.manifest();
+  return fmt::format(
+      "train.{}: found {}, in '{}': {}; the schedules of the learning rate and the weight decay "
+      "count samples, so they continue as after {} iterations with a batch of {}{}",
+      mine.step_batch_size_schedule ? "step_batch_size_schedule" : "global_batch_size", full.global,
+      checkpoint.path(), *before,
+      (manifest.consumed_samples - manifest.skipped_samples) / full.global, full.global,
+      how_to_keep_batch(saved, mine, full));
 }
 
 /// Rank 0 locks the folder for the run; all ranks fail if another run has it.
@@ -125,7 +172,7 @@ void remove_what_earlier_runs_left(const std::string& folder) {
 
 std::string checkpoint_to_resume_from(const CheckpointConfig& config, const std::string& folder,
                                       const JobStart& start) {
-  const std::string of_job = newest_after_restart(folder, start);
+  const std::string of_job = newest_after_restart(folder, start).path;
   if (!of_job.empty() || !config.load || config.finetune || !has_checkpoint(*config.load))
     return of_job;
   return find_checkpoint(*config.load);
@@ -149,6 +196,11 @@ RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folde
   if (state_.rank() == 0) {
     remove_what_earlier_runs_left(folder_);
     note_earlier();
+    if (!lock_->is_locked())
+      add_note(
+          fmt::format("the file system of '{}' has no locks: another run that saves there "
+                      "would not be noticed",
+                      folder_));
   }
   saver_ = std::make_shared<CheckpointSaver>(
       parallel_state, CheckpointSaverOptions{.folder = folder_,
@@ -159,21 +211,39 @@ RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folde
                                              .job_id = start_.job_id});
 }
 
-void RunCheckpoints::doubt(const std::string& folder) {
+void RunCheckpoints::add_note(const std::string& text) {
+  if (!text.empty()) note_ += (note_.empty() ? "" : "\n") + text;
+}
+
+std::string RunCheckpoints::note_loaded(const std::string& path, const std::string& folder,
+                                        const Trainer& trainer) {
+  path_ = path;
+  loaded_ = path;
+  loaded_iteration_ = trainer.iteration();
+  if (state_.rank() != 0) return path;
   try {
-    const std::string text = doubt_about_newest(folder);
-    if (!text.empty()) note_ += (note_.empty() ? "" : "; ") + text;
-  } catch (const FileError&) {  // of a folder that was read a moment ago
+    CheckpointReader checkpoint(path);
+    if (loaded_whole_)
+      add_note(change_of_batch(checkpoint, trainer));
+    else
+      spare_origin(checkpoint);
+    add_note(doubt_about_newest(folder));
+  } catch (const FileError&) {  // of what was read a moment ago
   }
+  return path;
 }
 
 RunCheckpoints::Found RunCheckpoints::look() {
   Found found;
   const bool looks_on_disk = !start_.job_id.empty() && !folder_.empty();
   if (start_.restarts > 0 && (looks_on_disk || copies_)) {
-    const std::string mine = state_.rank() == 0 ? newest_after_restart(folder_, start_) : "";
-    found.of_job = all_gather_texts(state_.world(), mine, "checkpoint of the job").front();
+    const OfJob mine = state_.rank() == 0 ? newest_after_restart(folder_, start_) : OfJob();
+    found.of_job = all_gather_texts(state_.world(), mine.path, "checkpoint of the job").front();
     if (copies_) found.copy = look_for_copy(found.of_job);
+    const bool resumes_older = !found.copy && !found.of_job.empty();
+    for (const std::string& problem : mine.problems)
+      add_note(problem + (resumes_older ? "; the run resumes from an older checkpoint"
+                                        : "; the run does not resume from it"));
   }
   if (!found.copy && found.of_job.empty() && config_.load)
     found.named = agree_on_checkpoint(*config_.load, state_);
@@ -192,10 +262,7 @@ std::optional<std::string> RunCheckpoints::load_after_restart(Trainer& trainer,
   if (path.empty()) return {};
   require<FileError>(load_from(path, trainer, /*finetune=*/false),
                      "'{}' was removed while the job resumed from it", path);
-  path_ = path;
-  loaded_iteration_ = trainer.iteration();
-  if (state_.rank() == 0) doubt(folder_);
-  return loaded_ = path;
+  return note_loaded(path, folder_, trainer);
 }
 
 std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
@@ -218,10 +285,7 @@ std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
                        "other complete checkpoint",
                        removed, *config_.load);
   }
-  if (state_.rank() == 0) doubt(*config_.load);
-  path_ = path;
-  loaded_iteration_ = trainer.iteration();
-  return loaded_ = path;
+  return note_loaded(path, *config_.load, trainer);
 }
 
 bool RunCheckpoints::load_from(const std::string& path, Trainer& trainer, bool finetune) {

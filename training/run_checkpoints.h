@@ -57,7 +57,8 @@ class RunCheckpoints {
   /// weights mean, such as the number of heads.
   std::optional<std::string> load(Trainer& trainer);
   static constexpr const char* kInMemory = "the ranks' memory";
-  /// A note to the user about load().
+  /// Notes to the user, in lines: about the folder, about checkpoints that could not be read, and
+  /// about load(), such as a batch that differs from that of the checkpoint that the run continues.
   const std::string& note() const { return note_; }
 
   /// Goes back to the checkpoint that this run saved last, else to the one that it resumed from.
@@ -106,8 +107,15 @@ class RunCheckpoints {
   };
   Found look();
   std::optional<std::string> load_after_restart(Trainer& trainer, const Found& found);
-  /// Adds doubt_about_newest() to the note.
-  void doubt(const std::string& folder);
+  void add_note(const std::string& text);
+  /// Call it after load_from(): remembers what was loaded, and adds notes about it and about the
+  /// folder where it was found. Returns `path`.
+  std::string note_loaded(const std::string& path, const std::string& folder,
+                          const Trainer& trainer);
+  /// For a run that took only the weights of `loaded`: see CheckpointSaver::note_origin().
+  void spare_origin(const CheckpointReader& loaded);
+  /// Whether what was loaded is still there, and this run has not saved that step anew.
+  bool is_loaded_there() const;
   /// Whether the run resumes from the copy in memory; throws if it cannot and the job has no
   /// checkpoint on disk.
   bool load_copy(Trainer& trainer, const Found& found);

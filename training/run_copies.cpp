@@ -42,9 +42,7 @@ std::string RunCheckpoints::read_copy(CopyLoader& loader, Trainer& trainer) cons
   return "";
 }
 
-void RunCheckpoints::note_copy(const std::string& problem) {
-  note_ += (note_.empty() ? "" : "\n") + problem + kNotFromMemory;
-}
+void RunCheckpoints::note_copy(const std::string& problem) { add_note(problem + kNotFromMemory); }
 
 std::shared_ptr<CopyLoader> RunCheckpoints::look_for_copy(const std::string& on_disk) {
   const bool reads = state_.rank() == 0 && !on_disk.empty();
@@ -86,7 +84,7 @@ void RunCheckpoints::find_checkpoint_on_disk(const Trainer& trainer) {
                            path);
       }
     } catch (const FileError& error) {
-      note_ += fmt::format("{}{}{}", note_.empty() ? "" : "\n", error.what(), kNoneOnDisk);
+      add_note(std::string(error.what()) + kNoneOnDisk);
     }
   }
   const std::string found =

@@ -41,6 +41,16 @@ bool RunCheckpoints::is_of_run(const std::string& path) const {
          !newest_until({path}, loaded_iteration_).empty();
 }
 
+void RunCheckpoints::spare_origin(const CheckpointReader& loaded) {
+  if (saver_ && is_step_in(loaded.path(), folder_))
+    saver_->note_origin(loaded.manifest().iteration);
+}
+
+bool RunCheckpoints::is_loaded_there() const {
+  return loaded_ && is_checkpoint(*loaded_) &&
+         (!is_step_in(*loaded_, folder_) || earlier_.contains(completed_at(*loaded_)));
+}
+
 std::string RunCheckpoints::known_until(int64_t iteration) const {
   if (!folder_.empty()) {
     std::vector<std::string> own = complete_checkpoints(folder_);
@@ -48,7 +58,7 @@ std::string RunCheckpoints::known_until(int64_t iteration) const {
     const std::string saved = newest_until(own, iteration);
     if (!saved.empty()) return saved;
   }
-  return loaded_ && loaded_iteration_ <= iteration ? *loaded_ : "";
+  return loaded_iteration_ <= iteration && is_loaded_there() ? *loaded_ : "";
 }
 
 std::string RunCheckpoints::describe_last_good(const Trainer& trainer) const {

@@ -62,6 +62,20 @@ void check_cuda_graph(const Config& config) {
         "adam, sgd");
 }
 
+/// A loss scale that adapts finds its value by overflows, which such a check would end the run at.
+void check_gradient_checks(const Config& config) {
+  if (!scale_adapts_itself(config)) return;
+  const auto check = [](const char* field, bool found) {
+    require<ConfigError>(!found,
+                         "{}: found true, allowed with train.precision = fp16: false, or a fixed "
+                         "optimizer.loss_scale, because a dynamic loss scale makes gradients "
+                         "overflow",
+                         field);
+  };
+  check("ddp.check_for_nan_in_grad", config.ddp.check_for_nan_in_grad);
+  check("ddp.check_for_large_grads", config.ddp.check_for_large_grads);
+}
+
 }  // namespace
 
 namespace {
@@ -94,6 +108,7 @@ void check_supported(const Config& config) {
                        "data.tokenizer = byte: > {}, the end of a document",
                        config.model.vocab_size, ByteTokenizer::kBytes);
   check_cuda_graph(config);
+  check_gradient_checks(config);
 }
 
 void check_layout(const Config& config, int64_t world_size) {

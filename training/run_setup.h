@@ -17,7 +17,8 @@ namespace lockstep {
 
 /// Throws ConfigError, naming the field, if the configuration asks for something valid that `train`
 /// cannot do, if the layers cannot be cut into stages (see stage_layout()), or if the parameters
-/// are more than 64 bits can count.
+/// are more than 64 bits can count. Unlike parse_config() it may refuse what earlier versions ran:
+/// their checkpoints remain readable.
 void check_supported(const Config& config);
 
 /// Throws ConfigError, naming the fields, if something does not fit `world_size` ranks: the sizes

@@ -223,18 +223,17 @@ void PartialCheckpoint::complete(std::string_view manifest) const {
   sync_folder(fs::absolute(folder).parent_path());
 }
 
-std::string PartialCheckpoint::commit(std::string_view manifest, int64_t keep,
-                                      int64_t skipped_steps, bool unproven) const {
+std::string PartialCheckpoint::commit(std::string_view manifest, const KeptSteps& kept) const {
   try {
     complete(manifest);
   } catch (const fs::filesystem_error& error) {
     fail_to_write(final_, error);
   }
+  if (kept.saved) kept.saved->insert(iteration_);
   std::vector<std::string> problems = {remove_tree(partial_),
                                        remove_tree(final_ + std::string(kAside))};
   try {
-    const int64_t last_good = iteration_ - skipped_steps;
-    problems.push_back(remove_old(keep, {last_good, unproven ? last_good - 1 : last_good}));
+    problems.push_back(remove_old(kept));
   } catch (const std::exception& error) {
     problems.push_back(
         fmt::format("older checkpoints in '{}' are kept: {}", folder_, error.what()));
@@ -242,12 +241,25 @@ std::string PartialCheckpoint::commit(std::string_view manifest, int64_t keep,
   return join_problems(std::move(problems));
 }
 
-std::string PartialCheckpoint::remove_old(int64_t keep, const std::vector<int64_t>& good) const {
+std::string PartialCheckpoint::remove_old(const KeptSteps& kept) const {
   const auto checkpoints = complete_checkpoints(folder_);
+  std::vector<std::string> of_run;
+  std::string origin;
+  for (const std::string& path : checkpoints) {
+    const int64_t step = iteration_of(path);
+    if (!kept.saved || kept.saved->contains(step))
+      of_run.push_back(path);
+    else if (step == kept.origin)
+      origin = path;
+  }
+  const int64_t last_good = iteration_ - kept.skipped_steps;
   std::set<std::string> stay;
-  for (const int64_t iteration : good) stay.insert(newest_until(checkpoints, iteration));
+  for (const int64_t good : {last_good, kept.unproven ? last_good - 1 : last_good}) {
+    const std::string known = newest_until(of_run, good);
+    stay.insert(known.empty() ? origin : known);
+  }
   std::vector<std::string> old;
-  for (size_t i = static_cast<size_t>(keep); keep > 0 && i < checkpoints.size(); ++i)
+  for (size_t i = static_cast<size_t>(kept.keep); kept.keep > 0 && i < checkpoints.size(); ++i)
     if (!stay.contains(checkpoints[i])) old.push_back(checkpoints[i]);
   return remove_steps(folder_, old);
 }

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -59,6 +61,25 @@ bool has_checkpoint(const std::string& folder);
 /// cannot be removed and why; empty if there is nothing. FileError names what failed.
 std::string remove_leftovers(const std::string& folder);
 
+/// Which checkpoints stay in a folder when another one is complete. A run that diverges resumes
+/// from one of them.
+struct KeptSteps {
+  int64_t keep = 0;  ///< the newest; 0: all
+  /// The newest from before the last `skipped_steps` iterations stays, too: their updates were
+  /// skipped. Checkpoints saved since then hold the same weights, but may hold a loss scale that
+  /// has fallen, and count towards `keep`.
+  int64_t skipped_steps = 0;
+  /// Also one from an iteration earlier, because the weights of the last step that was not skipped
+  /// have not yet given a finite loss and gradient.
+  bool unproven = false;
+  /// The step in the folder whose weights the run started with, at its iteration 0. It stays as
+  /// long as the run has saved neither this step nor one that is old enough. Needs `saved`.
+  std::optional<int64_t> origin = {};
+  /// The steps that the run has saved; commit() adds its own. Others in the folder are of other
+  /// runs. null: all are of this run.
+  std::set<int64_t>* saved = nullptr;
+};
+
 /// A checkpoint that is being written.
 class PartialCheckpoint {
  public:
@@ -70,15 +91,9 @@ class PartialCheckpoint {
   /// names what failed, or what is at path() and is no complete checkpoint.
   std::string begin() const;
   /// Writes the manifest, which completes the checkpoint and replaces an earlier one of the same
-  /// iteration. FileError: it is not complete. Then removes all checkpoints except the newest
-  /// `keep` (0: removes none) and the newest from before the last `skipped_steps` iterations, whose
-  /// updates were skipped: a run that diverges resumes from there. Checkpoints saved since then
-  /// hold the same weights, but may hold a loss scale that has fallen, and count towards `keep`.
-  /// With `unproven` a checkpoint from one iteration earlier stays, too, because the weights of the
-  /// last step that was not skipped have not yet given a finite loss and gradient.
-  /// Returns what cannot be removed and why; empty if there is nothing.
-  std::string commit(std::string_view manifest, int64_t keep, int64_t skipped_steps = 0,
-                     bool unproven = false) const;
+  /// iteration. FileError: it is not complete. Then removes all checkpoints except those that are
+  /// `kept`. Returns what cannot be removed and why; empty if there is nothing.
+  std::string commit(std::string_view manifest, const KeptSteps& kept = {}) const;
   /// Removes what was written. Never throws.
   void discard() const noexcept;
 
@@ -89,7 +104,7 @@ class PartialCheckpoint {
 
  private:
   void complete(std::string_view manifest) const;
-  std::string remove_old(int64_t keep, const std::vector<int64_t>& good) const;
+  std::string remove_old(const KeptSteps& kept) const;
 
   std::string folder_;
   int64_t iteration_;

@@ -18,6 +18,7 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kLongestManifest = int64_t{1} << 30;
+constexpr int64_t kLongestConfig = int64_t{64} << 20;
 
 /// A piece of a tensor in a file.
 struct Placed {
@@ -182,8 +183,11 @@ Config CheckpointReader::config() {
     return file.name == kConfigName;
   });
   require<FileError>(found != files.end(), "'{}': the manifest lists no {}", path_, kConfigName);
+  ShardReader& reader = shard(found - files.begin(), kConfigName);
+  require<FileError>(found->size <= kLongestConfig, "'{}': found {} bytes, allowed: up to {}",
+                     reader.path(), found->size, kLongestConfig);
   std::string text(static_cast<size_t>(found->size), '\0');
-  shard(found - files.begin(), kConfigName).read(0, found->size, text.data(), "the configuration");
+  reader.read(0, found->size, text.data(), "the configuration");
   try {
     return parse_config(text, path_ + "/" + kConfigName);
   } catch (const ConfigError& error) {

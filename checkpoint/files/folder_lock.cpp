@@ -97,8 +97,10 @@ bool FolderLock::try_to_lock() {
     if (errno == EINTR) continue;
     const bool without_locks = errno == ENOLCK || errno == ENOTSUP || errno == ENOSYS;
     if (!without_locks) fail_to_lock();
+    is_locked_ = false;
     return true;
   }
+  is_locked_ = true;
   return true;
 }
 

@@ -66,7 +66,7 @@ std::string WeightsWriter::commit(const std::function<void()>& before) {
   const std::string text = format_manifest(manifest_);
   parse_manifest(text, checkpoint_.file(kManifestName));
   if (before) before();
-  problem_ = join_problems({problem_, checkpoint_.commit(text, /*keep=*/0)});
+  problem_ = join_problems({problem_, checkpoint_.commit(text)});
   complete_ = true;
   return checkpoint_.path();
 }

@@ -13,7 +13,8 @@ struct ExportOptions {
   ExportDtype dtype = ExportDtype::fp32;
   int64_t max_shard_size = 5'000'000'000;  ///< bytes of tensors a file; a larger one has its own
   /// Write only the low-rank adapters, as adapter_model.safetensors and adapter_config.json of
-  /// Hugging Face's peft, not the model.
+  /// Hugging Face's peft, not the model. FileError: the folder holds the config.json of a model, to
+  /// whose weights transformers would add them.
   bool adapters = false;
 };
 
@@ -25,7 +26,8 @@ struct ExportOptions {
 /// weights, in fp32. At any moment only one weight and its converted form are in memory. Returns
 /// what went wrong besides the export, such as a tokenizer whose files are gone; empty if nothing
 /// did. ConfigError names a field of the model that no family of transformers has, or
-/// `options.adapters` for a checkpoint without adapters; FileError.
+/// `options.adapters` for a checkpoint without adapters. FileError; also if the folder of a model
+/// holds peft's adapters, which transformers would add to its weights.
 std::string export_to_hugging_face(const std::string& folder, const std::string& out,
                                    const ExportOptions& options = {});
 

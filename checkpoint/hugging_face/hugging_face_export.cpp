@@ -62,8 +62,25 @@ std::vector<SafetensorsEntry> exported_tensors(const Config& config, CheckpointR
   return tensors;
 }
 
+bool holds(const std::string& folder, const char* name) {
+  return kind_of_file(std::filesystem::path(folder) / name) != FileKind::none;
+}
+
+/// Also if another program has written the adapters: they may exist nowhere else.
+void check_without_adapters(const std::string& folder) {
+  for (const char* const name : {kAdapterConfigFile, kAdapterWeightsFile})
+    require<FileError>(!holds(folder, name),
+                       "--hf: found an {} in folder '{}', allowed for a model: a folder without "
+                       "adapters, because transformers would add them to the weights",
+                       name, folder);
+}
+
 std::string export_adapters(CheckpointReader& checkpoint, const Config& config,
                             const std::string& out, at::ScalarType dtype) {
+  require<FileError>(!holds(out, kConfigFile),
+                     "--hf: found a {} in folder '{}', allowed with --adapters: a folder without "
+                     "one, because transformers would add the adapters to the weights there",
+                     kConfigFile, out);
   check_saved_shapes(checkpoint, config);
   const PeftAdapters adapters =
       peft_adapters(config, SavedWeights(checkpoint, config, dtype, /*meta=*/false), dtype);
@@ -80,6 +97,7 @@ std::string export_checkpoint(CheckpointReader& checkpoint, const std::string& o
   config.data.tokenizer = find_moved_tokenizer(config.data.tokenizer, checkpoint.path());
   const at::ScalarType dtype = scalar_type_of(options.dtype);
   if (options.adapters) return export_adapters(checkpoint, config, out, dtype);
+  check_without_adapters(out);
   const std::string config_json = format_hugging_face_config(
       config.model, options.dtype == ExportDtype::bf16 ? "bfloat16" : "float32");
   check_saved_shapes(checkpoint, config);
@@ -90,7 +108,7 @@ std::string export_checkpoint(CheckpointReader& checkpoint, const std::string& o
   for (const auto& [name, original] : companions.files) names.push_back(name);
   names.insert(names.end(), {kGenerationConfigFile, kConfigFile});
   // Next to a config.json the tokenizer's files are those of a model that was there.
-  const bool is_model = kind_of_file(std::filesystem::path(out) / kConfigFile) != FileKind::none;
+  const bool is_model = holds(out, kConfigFile);
   ExportFolder files(out, names, "--hf", [is_model](const std::string& name) {
     return is_weights_file(name) || (is_model && is_companion_file(name));
   });

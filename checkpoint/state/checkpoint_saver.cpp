@@ -61,8 +61,7 @@ struct CheckpointSaver::Job {
   PartialCheckpoint checkpoint;
   int64_t rank;
   int64_t world_size;
-  int64_t keep;
-  bool unproven = false;                              ///< see PartialCheckpoint::commit()
+  KeptSteps kept;
   Manifest whole = {};                                ///< without files and tensors
   std::string config = {};                            ///< text
   std::vector<at::Tensor> memory = {};                ///< what contents and copies point to
@@ -119,7 +118,7 @@ struct CheckpointSaver::Job {
   /// Returns a problem that leaves the checkpoint complete.
   std::string run() {
     const std::string problem = after.valid() ? begin_behind() : "";
-    if (staged_from_device) staged_from_device->synchronize();
+    if (staged_from_device) wait_for_device();
     check_finite();
     const Manifest part = write();
     if (rank != 0) {
@@ -133,7 +132,14 @@ struct CheckpointSaver::Job {
     for (int64_t other = 1; other < world_size; ++other)
       std::filesystem::remove(checkpoint.file(report_name(other)));
     check_still_wanted(&abandoned);
-    return join_problems({problem, checkpoint.commit(text, keep, whole.skipped_steps, unproven)});
+    return join_problems({problem, checkpoint.commit(text, kept)});
+  }
+
+  /// A new thread is on the first device, where waiting would make a context.
+  void wait_for_device() const {
+    const c10::Device device = staged_from_device->device();
+    c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+    staged_from_device->synchronize();
   }
 
   /// After the previous job: rank 0 makes the folder, which removes all incomplete ones, and the
@@ -165,10 +171,8 @@ struct CheckpointSaver::Job {
     const auto file = static_cast<int64_t>(part.files.size());
     part.files.push_back(written.file);
     for (size_t i = 0; i < contents.size(); ++i) {
-      Manifest one;
-      one.tensors.push_back(tensors[i]);
-      one.tensors.back().pieces.push_back({file, written.offsets[i], contents[i].part});
-      part.tensors.push_back(std::move(one.tensors.back()));
+      part.tensors.push_back(tensors[i]);
+      part.tensors.back().pieces.push_back({file, written.offsets[i], contents[i].part});
     }
     return part;
   }
@@ -257,14 +261,14 @@ std::unique_ptr<CheckpointSaver::Job> CheckpointSaver::make_job(
     const Config& config) {
   const at::NoGradGuard no_grad;
   check_list(tensors);
-  auto job =
-      std::unique_ptr<Job>(new Job{.checkpoint = {options_.folder, progress.iteration},
-                                   .rank = state_.rank(),
-                                   .world_size = state_.world_size(),
-                                   .keep = options_.keep,
-                                   .unproven = progress.skipped_steps > 0,
-                                   .whole = manifest_of(progress, config, state_, options_.job_id),
-                                   .config = print_config(config)});
+  auto job = std::unique_ptr<Job>(
+      new Job{.checkpoint = {options_.folder, progress.iteration},
+              .rank = state_.rank(),
+              .world_size = state_.world_size(),
+              .kept = {options_.keep, progress.skipped_steps, progress.skipped_steps > 0, origin_,
+                       origin_ ? &saved_ : nullptr},
+              .whole = manifest_of(progress, config, state_, options_.job_id),
+              .config = print_config(config)});
   if (options_.async) job->staging = staging_for(tensors);
   for (const size_t i : mine_) {
     const StateTensor& tensor = tensors.at(i);
@@ -307,7 +311,7 @@ SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
     planned_ = true;
   }
   auto job = begin(tensors, progress, config, result);
-  job->unproven = job->unproven || unproven;
+  job->kept.unproven = job->kept.unproven || unproven;
   if (!jobs_.empty()) job->after = jobs_.back()->ended.get_future().share();
   result.path = job->checkpoint.path();
   jobs_.push_back(std::move(job));

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -14,7 +16,7 @@ namespace lockstep {
 
 struct CheckpointSaverOptions {
   std::string folder;  ///< visible to all ranks
-  int64_t keep = 0;    ///< newest checkpoints to keep; 0: all; see PartialCheckpoint::commit()
+  int64_t keep = 0;    ///< newest checkpoints to keep; 0: all; see KeptSteps
   /// save() returns once the state is copied to host memory or, for state on a device, once the
   /// copy is launched.
   bool async = false;
@@ -69,6 +71,9 @@ class CheckpointSaver {
   SaveResult save(const std::vector<StateTensor>& tensors, const TrainingProgress& progress,
                   const Config& config, bool may_skip = false, bool unproven = false);
 
+  /// The run has started with the weights of that step in the folder; see KeptSteps::origin.
+  void note_origin(int64_t step) { origin_ = step; }
+
   /// Waits until the last save has copied what it writes. For this rank alone.
   void finish_copy();
 
@@ -101,6 +106,8 @@ class CheckpointSaver {
 
   ParallelState state_;
   CheckpointSaverOptions options_;
+  std::optional<int64_t> origin_;  ///< see note_origin()
+  std::set<int64_t> saved_;        ///< since note_origin(); the jobs change it one after another
   std::vector<size_t> mine_;       ///< indices of the tensors that this rank writes
   std::vector<std::string> keys_;  ///< of the tensors of the first save
   bool planned_ = false;

@@ -102,20 +102,6 @@ void check_ddp(const DistributedDataParallelConfig& ddp) {
       "ddp.use_distributed_optimizer = true and ddp.average_in_collective = false");
 }
 
-/// A loss scale that adapts finds its value by overflows, which such a check would end the run at.
-void check_gradient_checks(const Config& config) {
-  if (config.train.precision != Precision::fp16 || config.optimizer.loss_scale) return;
-  const auto check = [](const char* field, bool found) {
-    require<ConfigError>(!found,
-                         "{}: found true, allowed with train.precision = fp16: false, or a fixed "
-                         "optimizer.loss_scale, because a dynamic loss scale makes gradients "
-                         "overflow",
-                         field);
-  };
-  check("ddp.check_for_nan_in_grad", config.ddp.check_for_nan_in_grad);
-  check("ddp.check_for_large_grads", config.ddp.check_for_large_grads);
-}
-
 void check_optimizer(const Config& config) {
   const OptimizerConfig& optimizer = config.optimizer;
   check_moment(config, "exp_avg_dtype", optimizer.exp_avg_dtype);
@@ -126,7 +112,6 @@ void check_optimizer(const Config& config) {
                        optimizer.min_loss_scale, optimizer.initial_loss_scale);
   check_decoupled_rates(optimizer);
   check_offload(config);
-  check_gradient_checks(config);
   require<ConfigError>(!config.ddp.reduce_scatter_with_fp32_accumulation ||
                            config.parallel.num_distributed_optimizer_instances == 1,
                        "ddp.reduce_scatter_with_fp32_accumulation: found true, allowed with: "

@@ -2,6 +2,17 @@
 
 from torch_dist import fail
 
+# Arguments that change what the weights mean and that config.json cannot express, with the values
+# that change nothing.
+NEUTRAL = {
+    "rotary_percent": 1.0, "rotary_interleaved": False, "rotary_seq_len_interpolation_factor": 1,
+    "no_rope_freq": None, "qk_l2_norm": False, "softmax_type": "vanilla",
+    "attention_output_gate": False, "apply_residual_connection_post_layernorm": False,
+    "apply_layernorm_1p": False, "layernorm_zero_centered_gamma": False,
+    "activation_func_clamp_value": None, "glu_linear_offset": 0.0, "squared_relu": False,
+    "openai_gelu": False, "quick_geglu": False,
+}
+
 
 class Model:
     """Megatron-LM's arguments by name; those that are used are checked."""
@@ -54,9 +65,14 @@ class Model:
         self._expect("normalization", "LayerNorm" if self.gpt2 else "RMSNorm", "LayerNorm")
         self._expect("swiglu", not self.gpt2, False)
         self._expect("add_bias_linear", self.gpt2, True)
-        self._expect("rotary_percent", 1.0, 1.0)
-        self._expect("rotary_interleaved", False, False)
+        for name, value in NEUTRAL.items():
+            self._expect(name, value, value)
+        if self.window:
+            self._expect("window_attn_skip_freq", None)
+        if not self.gpt2:
+            self._expect("position_embedding_type", "rope", "rope")
         if self.gpt2:
+            self._expect("window_size", None)
             self._expect("untie_embeddings_and_output_weights", False, False)
             self._expect("num_experts", None)
         if self.experts:

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
@@ -7,6 +9,7 @@
 #include "lockstep/checkpoint/shard_file.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/integers.h"
 #include "lockstep/datasets/crc32.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -53,7 +56,7 @@ class CheckpointDamageTest : public ::testing::Test {
         write_text_file(partial.file("."), kConfigName, print_config(parse_config("", "test"))));
     manifest_ = join_manifests(whole, parts);
     text_ = format_manifest(manifest_);
-    partial.commit(text_, 0);
+    partial.commit(text_);
     step_ = partial.path();
   }
 
@@ -305,6 +308,33 @@ TEST_F(CheckpointDamageTest, ADamagedConfigurationIsNamed) {
                 std::string(folder_.read("step_7/config.textproto").size(), ' '));
   CheckpointReader reader(step_);
   EXPECT_TRUE(throws_with<FileError>([&] { reader.config(); }, "config.textproto': the config"));
+}
+
+TEST_F(CheckpointDamageTest, AForgedLengthOfTheConfigurationTakesNoMemory) {
+  const auto refuses = [&](int64_t size, const std::string& part) {
+    Manifest forged = manifest_;
+    const auto config =
+        std::find_if(forged.files.begin(), forged.files.end(),
+                     [](const ManifestFile& file) { return file.name == kConfigName; });
+    config->size = size;
+    config->block_crc32.assign(static_cast<size_t>(ceil_div(size, kChecksumBlock)), 0);
+    write_manifest(format_manifest(forged));
+    CheckpointReader reader(step_);
+    return throws_with<FileError>([&] { reader.config(); }, part);
+  };
+  const auto peak_kib = [] {
+    struct rusage usage = {};
+    ::getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss;
+  };
+  const auto before = peak_kib();
+  const std::string length = std::to_string(folder_.read("step_7/config.textproto").size());
+  EXPECT_TRUE(refuses(int64_t{4} << 30, "config.textproto': found " + length +
+                                            " bytes, allowed: 4294967296, as the manifest says"));
+  EXPECT_LT(peak_kib() - before, 1 << 20);
+  std::filesystem::resize_file(folder_.path() / "step_7" / "config.textproto", (64 << 20) + 1);
+  EXPECT_TRUE(
+      refuses((64 << 20) + 1, "config.textproto': found 67108865 bytes, allowed: up to 67108864"));
 }
 
 }  // namespace

@@ -162,12 +162,12 @@ void leave_unfinished(const std::string& folder, int64_t iteration) {
   write_file(partial.file("rank_00000.safetensors"), {"half"});
 }
 
-void save_empty(const std::string& folder, int64_t iteration, int64_t keep = 0) {
+void save_empty(const std::string& folder, int64_t iteration, const KeptSteps& kept = {}) {
   const PartialCheckpoint partial(folder, iteration);
   partial.begin();
   Manifest manifest;
   manifest.iteration = iteration;
-  partial.commit(format_manifest(manifest), keep);
+  partial.commit(format_manifest(manifest), kept);
 }
 
 std::vector<std::string> names(const std::string& folder) {
@@ -256,9 +256,26 @@ TEST(CheckpointFolder, WhatIsNoCheckpointIsNeverReplaced) {
 TEST(CheckpointFolder, KeepsTheNewest) {
   const TemporaryFolder folder;
   const std::string path = folder.path();
-  for (const int64_t iteration : {1, 2, 3, 4}) save_empty(path, iteration, 2);
+  for (const int64_t iteration : {1, 2, 3, 4}) save_empty(path, iteration, {.keep = 2});
   EXPECT_EQ(names(path), (Names{"step_4", "step_3"}));
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "step_1"));
+}
+
+TEST(CheckpointFolder, KeepsTheOriginUntilTheRunHasSavedOneThatIsOldEnough) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path();
+  for (const int64_t iteration : {1, 2, 3, 4, 5}) save_empty(path, iteration);
+  std::set<int64_t> saved;
+  KeptSteps kept = {.keep = 1, .unproven = true, .origin = 3, .saved = &saved};
+  save_empty(path, 10, kept);
+  EXPECT_EQ(names(path), (Names{"step_10", "step_3"})) << "steps 5 and 4 are of another run";
+  save_empty(path, 5);
+  save_empty(path, 20, kept);
+  EXPECT_EQ(names(path), (Names{"step_20", "step_10"})) << "step 10 is of this run";
+  kept.origin = 10;
+  saved.clear();
+  save_empty(path, 10, kept);
+  EXPECT_EQ(names(path), (Names{"step_10"})) << "the origin was replaced";
 }
 
 TEST(CheckpointFolder, NewestUntilFollowsTheOrderOfSavingNotOfNumbers) {
@@ -277,7 +294,7 @@ TEST(CheckpointFolder, ACheckpointThatLiesElsewhereLosesItsLinkAlone) {
   save_empty(elsewhere.path(), 1);
   std::filesystem::create_directory_symlink(elsewhere.path() / "step_1", folder.path() / "step_1");
   EXPECT_EQ(names(path), (Names{"step_1"}));
-  save_empty(path, 2, 1);
+  save_empty(path, 2, {.keep = 1});
   EXPECT_EQ(names(path), (Names{"step_2"}));
   EXPECT_FALSE(std::filesystem::exists(std::filesystem::symlink_status(folder.path() / "step_1")));
   EXPECT_EQ(names(elsewhere.path()), (Names{"step_1"}));

@@ -46,7 +46,7 @@ std::string save(const std::string& folder, int64_t keep, const Save& what) {
                   {{"w", "", "I64", part, numbers.data(), int64_t{sizeof numbers}}});
   manifest.files.push_back(shard.file);
   manifest.tensors.push_back({"w", "", "I64", {kNumbers}, {{1, shard.offsets[0], part}}});
-  return checkpoint.commit(format_manifest(manifest), keep, what.skipped);
+  return checkpoint.commit(format_manifest(manifest), {keep, what.skipped});
 }
 
 }  // namespace

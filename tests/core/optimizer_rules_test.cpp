@@ -23,11 +23,6 @@ TEST(OptimizerRules, NameTheFieldsThatDoNotGoTogether) {
        "optimizer.exp_avg_sq_dtype: found bf16, allowed with train.precision = fp64"},
       {{"optimizer.min_loss_scale=8", "optimizer.initial_loss_scale=4"},
        "optimizer.min_loss_scale: found 8, allowed: <= optimizer.initial_loss_scale (4)"},
-      {{"train.precision=fp16", "ddp.check_for_nan_in_grad=true"},
-       "ddp.check_for_nan_in_grad: found true, allowed with train.precision = fp16: false, or a "
-       "fixed optimizer.loss_scale"},
-      {{"train.precision=fp16", "ddp.check_for_large_grads=true"},
-       "ddp.check_for_large_grads: found true, allowed with train.precision = fp16"},
       {{"ddp.align_param_gather=true"}, "ddp.align_param_gather: found true"},
       {{"ddp.data_parallel_sharding_strategy=optim"},
        "ddp.data_parallel_sharding_strategy: found optim, and ddp.use_distributed_optimizer = "

@@ -201,6 +201,27 @@ class Lora(EndToEnd):
         self.assert_failed(failed, 2, "--adapters: found a checkpoint without adapters")
         self.assertFalse((self.folder / "none").exists())
 
+        failed = run(LOCKSTEP, "checkpoint", "export", "--adapters", "--hf", merged,
+                     tuned / "checkpoint")
+        self.assert_failed(failed, 1, f"--hf: found a config.json in folder '{merged}', allowed "
+                           "with --adapters: a folder without one")
+        self.assertEqual(list(merged.glob("adapter*")), [])
+        adapters = self.folder / "adapters"
+        self.check(LOCKSTEP, "checkpoint", "export", "--adapters", "--hf", adapters,
+                   tuned / "checkpoint")
+        written = {path.name: path.read_bytes() for path in adapters.iterdir()}
+        self.assertEqual(sorted(written), ["adapter_config.json", "adapter_model.safetensors"])
+        # A model is refused beside both, and beside weights of adapters that peft has written.
+        for kept in (written, {"adapter_model.safetensors": b"trained with peft"}):
+            for path in adapters.iterdir():
+                path.unlink()
+            for name, content in kept.items():
+                (adapters / name).write_bytes(content)
+            failed = run(LOCKSTEP, "checkpoint", "export", "--hf", adapters, tuned / "checkpoint")
+            self.assert_failed(failed, 1, f"--hf: found an {sorted(kept)[0]} in folder "
+                               f"'{adapters}', allowed for a model: a folder without adapters")
+            self.assertEqual({path.name: path.read_bytes() for path in adapters.iterdir()}, kept)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -228,6 +228,14 @@ class SaveFaults(EndToEnd):
         told = self.train(output, **faults("fsync:EIO:1+:metrics.jsonl"))
         self.assertIn(f"'{output}/metrics.jsonl' cannot be written: Input/output error\n", told)
 
+    def test_a_file_system_without_locks_is_told(self):
+        output = self.folder / "run"
+        note = (f"the file system of '{output}/checkpoint' has no locks: another run that saves "
+                "there would not be noticed\n")
+        for error in ("ENOSYS", "ENOLCK", "EOPNOTSUPP"):
+            self.assertIn(note, self.train(output, **faults(f"lock:{error}:1+:checkpoint/lock")))
+        self.assertNotIn("has no locks", self.train(output))
+
     def export(self, folder, weights, config, expect=0, **environment):
         result = run(WRITER, "export", folder, weights, config, **environment)
         if expect is not None:

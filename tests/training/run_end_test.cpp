@@ -68,6 +68,34 @@ class RunEndTest : public ::testing::Test {
     });
   }
 
+  /// What a run of two ranks that saves in `into` tells of the last good checkpoint, if its
+  /// gradients are infinite from iteration `first_bad` on; empty if it does not diverge.
+  std::string told_by_run(const std::string& into, std::vector<std::string> fields,
+                          int64_t first_bad) const {
+    fields.insert(fields.begin(), {"train.max_skipped_steps=2", "train.eval_iters=0"});
+    const Config configuration = config(fields);
+    std::string told;
+    testing::run_ranks(2, [&](const ParallelState& state) {
+      RunCheckpoints checkpoints(configuration.checkpoint, into, state);
+      Trainer trainer(configuration, state);
+      checkpoints.load(trainer);
+      spoil(trainer, state, [&](int64_t iteration) { return iteration >= first_bad; });
+      TrainCallbacks callbacks;
+      callbacks.checkpoint = [&](bool last) { checkpoints.after_iteration(trainer, last); };
+      if (trainer.run(callbacks) == RunEnd::diverged && state.rank() == 0)
+        told = checkpoints.describe_last_good(trainer);
+    });
+    return told;
+  }
+
+  /// The same of a run that fine-tunes a step in its own folder.
+  std::string told_by_fine_tuning(const std::string& into, const std::string& step,
+                                  std::vector<std::string> fields, int64_t first_bad) const {
+    fields.insert(fields.begin(),
+                  {"checkpoint.load=" + into + "/" + step, "checkpoint.finetune=true"});
+    return told_by_run(into, fields, first_bad);
+  }
+
   testing::TemporaryFolder folder_;
   std::string path_;
 };
@@ -255,21 +283,8 @@ TEST_F(RunEndTest, AThresholdThatSkipsEveryStepIsNamed) {
 
 TEST_F(RunEndTest, ACheckpointOfAnotherRunIsNotNamed) {
   const std::string into = folder_.path() / "shared";
-  const auto run = [&](std::vector<std::string> fields, int64_t first_bad) {
-    fields.insert(fields.begin(), {"train.max_skipped_steps=2", "train.eval_iters=0"});
-    std::string told;
-    testing::run_ranks(2, [&](const ParallelState& state) {
-      const Config configuration = config(fields);
-      RunCheckpoints checkpoints(configuration.checkpoint, into, state);
-      Trainer trainer(configuration, state);
-      checkpoints.load(trainer);
-      spoil(trainer, state, [&](int64_t iteration) { return iteration >= first_bad; });
-      TrainCallbacks callbacks;
-      callbacks.checkpoint = [&](bool last) { checkpoints.after_iteration(trainer, last); };
-      if (trainer.run(callbacks) == RunEnd::diverged && state.rank() == 0)
-        told = checkpoints.describe_last_good(trainer);
-    });
-    return told;
+  const auto run = [&](const std::vector<std::string>& fields, int64_t first_bad) {
+    return told_by_run(into, fields, first_bad);
   };
   const auto told_of = [&](const std::string& step) {
     return "the last checkpoint before that is '" + into + "/" + step + "'";
@@ -281,6 +296,38 @@ TEST_F(RunEndTest, ACheckpointOfAnotherRunIsNotNamed) {
   EXPECT_EQ(run({resumed}, 4), told_of("step_2")) << "the run from which it resumed had saved it";
   EXPECT_EQ(run({resumed, "checkpoint.finetune=true"}, 4), told_of("step_3")) << "its iteration 0";
   EXPECT_EQ(run({"checkpoint.save_interval=1"}, 4), told_of("step_2")) << "of its own";
+}
+
+TEST_F(RunEndTest, TheCheckpointThatWasFineTunedStaysUntilTheRunHasAGoodOne) {
+  using Names = std::vector<std::string>;
+  const std::string into = folder_.path() / "shared";
+  const auto fine_tune = [&](const std::string& step, const std::vector<std::string>& fields,
+                             int64_t first_bad) {
+    return told_by_fine_tuning(into, step, fields, first_bad);
+  };
+  const std::vector<std::string> keep_one = {"checkpoint.save_interval=1", "checkpoint.keep=1",
+                                             "train.train_iters=4"};
+  EXPECT_EQ(told_by_run(into, {"checkpoint.save_interval=1", "train.train_iters=5"}, 100), "");
+  EXPECT_EQ(fine_tune("step_5", keep_one, 2),
+            "the last checkpoint before that is '" + into + "/step_5'");
+  EXPECT_EQ(complete_checkpoints(into),
+            (Names{into + "/step_2", into + "/step_1", into + "/step_5"}));
+  EXPECT_EQ(fine_tune("step_2", {"checkpoint.save_interval=2"}, 3), "")
+      << "step 2 is of this run now, and its weights gave no finite gradient";
+  EXPECT_EQ(fine_tune("step_5", keep_one, 100), "");
+  EXPECT_EQ(complete_checkpoints(into), (Names{into + "/step_4", into + "/step_3"}));
+}
+
+TEST_F(RunEndTest, ACheckpointOfAnotherRunDoesNotStayInPlaceOfTheOneThatWasFineTuned) {
+  using Names = std::vector<std::string>;
+  const std::string into = folder_.path() / "shared";
+  EXPECT_EQ(told_by_run(into, {"checkpoint.save_interval=1", "train.train_iters=5"}, 100), "");
+  EXPECT_EQ(told_by_fine_tuning(
+                into, "step_1",
+                {"checkpoint.save_interval=3", "checkpoint.keep=1", "train.train_iters=4"}, 4),
+            "");
+  EXPECT_EQ(complete_checkpoints(into),
+            (Names{into + "/step_4", into + "/step_3", into + "/step_1"}));
 }
 
 TEST_F(RunEndTest, WithoutAValidationTheCheckpointBeforeTheLastStays) {

@@ -10,11 +10,16 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/checkpoint/checkpoint_reader.h"
+#include "lockstep/checkpoint/checkpoint_saver.h"
+#include "lockstep/checkpoint/saved_model.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/cuda_libraries.h"
 #include "lockstep/core/error.h"
+#include "lockstep/tests/support/synthetic_text.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
+#include "lockstep/training/trainer.h"
 
 namespace lockstep {
 namespace {
@@ -139,6 +144,50 @@ TEST(PrepareCuda, GivesEachStreamOfAPipelineAQueue) {
   ::setenv(queues, "1", /*overwrite=*/1);
   prepare_cuda(stages);
   EXPECT_EQ(variable(queues), "1") << "what the user sets stays";
+}
+
+TEST(CheckSupported, ChecksOfGradientsNeedALossScaleThatDoesNotAdapt) {
+  const auto checked = [](const std::vector<std::string>& fields) {
+    return [fields] { check_supported(parse_config("", "test", fields)); };
+  };
+  for (const std::string field : {"ddp.check_for_nan_in_grad", "ddp.check_for_large_grads"}) {
+    EXPECT_TRUE(testing::throws_with<ConfigError>(
+        checked({"train.precision=fp16", field + "=true"}),
+        field + ": found true, allowed with train.precision = fp16: false, or a fixed "
+                "optimizer.loss_scale"));
+    EXPECT_NO_THROW(
+        checked({"train.precision=fp16", "optimizer.loss_scale=1024", field + "=true"})());
+    EXPECT_NO_THROW(checked({"train.precision=bf16", field + "=true"})());
+  }
+}
+
+/// Earlier versions trained with such a configuration.
+TEST(CheckSupported, ACheckpointOfARunThatWouldNowBeRefusedIsReadAndResumed) {
+  const testing::TemporaryFolder folder;
+  const std::string text = folder.write("text", testing::synthetic_text());
+  const std::string into = folder.path() / "saved";
+  const Config config = parse_config(
+      "model { num_layers: 1 hidden_size: 16 num_attention_heads: 4 seq_length: 16 } "
+      "optimizer { initial_loss_scale: 1024 } ddp { check_for_nan_in_grad: true } "
+      "train { precision: \"fp16\" global_batch_size: 2 micro_batch_size: 1 train_iters: 2 "
+      "eval_iters: 0 }",
+      "test", {"data.path=" + text});
+  const ParallelState state = ParallelState::single_process();
+  EXPECT_TRUE(testing::throws_with<ConfigError>([&] { Trainer(config, state); },
+                                                "ddp.check_for_nan_in_grad: found true"));
+
+  const Config without =
+      parse_config(print_config(config), "config", {"ddp.check_for_nan_in_grad=false"});
+  Trainer trainer(without, state);
+  trainer.train_step();
+  CheckpointSaver(state, {.folder = into})
+      .save(trainer.state(/*with_optimizer=*/true), trainer.progress(), config);
+  EXPECT_TRUE(load_model(into, c10::kCPU).config.ddp.check_for_nan_in_grad);
+  Trainer resumed(without, state);
+  CheckpointReader checkpoint(into);
+  resumed.load(checkpoint, /*weights_only=*/false);
+  EXPECT_EQ(resumed.iteration(), 1);
+  EXPECT_EQ(resumed.train_step().iteration, 2);
 }
 
 TEST(UnusedGpus, AreToldWhereARunTakesTheCpuByItself) {

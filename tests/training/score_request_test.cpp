@@ -38,7 +38,7 @@ TEST(ScoreRequests, BlankLinesArePassedOverAndCounted) {
 TEST(ScoreRequests, ABadLineIsNamed) {
   const std::string good = "{\"context\": \"a\", \"continuation\": \"b\"}\n";
   for (const auto& [line, part] :
-       {std::pair<std::string, std::string>{"{", "invalid JSON"},
+       {std::pair<std::string, std::string>{"{", "invalid JSON at byte 2 of the line"},
         {"{\"context\": \"\xff\", \"continuation\": \"b\"}", "invalid JSON"},
         {"[]", "found array, allowed: an object"},
         {"{\"context\": \"a\"}", "'continuation' is missing"},

@@ -1,0 +1,146 @@
+// What a run tells the user about the checkpoint that it resumes from.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+
+#include "lockstep/core/config_io.h"
+#include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/support/synthetic_text.h"
+#include "lockstep/tests/support/temporary_folder.h"
+#include "lockstep/training/elastic_layouts.h"
+#include "lockstep/training/run_checkpoints.h"
+#include "lockstep/training/trainer.h"
+
+namespace lockstep {
+namespace {
+
+class ResumeNotesTest : public ::testing::Test {
+ protected:
+  ResumeNotesTest() : into_(folder_.path() / "saved") {
+    text_ = folder_.write("text", testing::synthetic_text());
+  }
+
+  Config config(std::vector<std::string> overrides = {}) const {
+    overrides.insert(overrides.begin(), "data.path=" + text_);
+    return parse_config(
+        "model { num_layers: 1 hidden_size: 16 num_attention_heads: 2 seq_length: 16 } "
+        "train { micro_batch_size: 1 train_iters: 3 eval_iters: 0 }",
+        "test", overrides);
+  }
+
+  /// Three iterations of the job "ours" on two ranks, with a checkpoint after each.
+  void save(std::vector<std::string> fields = {}) const {
+    fields.emplace_back("checkpoint.save_interval=1");
+    const Config configuration = config(fields);
+    testing::run_ranks(2, [&](const ParallelState& state) {
+      RunCheckpoints checkpoints(configuration.checkpoint, into_, state, {"ours"});
+      Trainer trainer(configuration, state);
+      TrainCallbacks callbacks;
+      callbacks.checkpoint = [&](bool last) { checkpoints.after_iteration(trainer, last); };
+      trainer.run(callbacks);
+    });
+  }
+
+  struct Told {
+    std::optional<std::string> loaded;
+    std::string note;
+  };
+
+  /// What rank 0 tells of a run that loads.
+  Told load(int64_t ranks, const Config& config, const JobStart& start = {}) const {
+    Told told;
+    testing::run_ranks(ranks, [&](const ParallelState& state) {
+      RunCheckpoints checkpoints(config.checkpoint, into_, state, start);
+      Trainer trainer(config, state);
+      const auto loaded = checkpoints.load(trainer);
+      if (state.rank() == 0) told = {loaded, checkpoints.note()};
+    });
+    return told;
+  }
+
+  /// What a run with these fields tells of resuming from the newest checkpoint.
+  std::string note(int64_t ranks, std::vector<std::string> fields) const {
+    fields.insert(fields.begin(), "checkpoint.load=" + into_);
+    return load(ranks, config(fields)).note;
+  }
+
+  testing::TemporaryFolder folder_;
+  std::string into_, text_;
+};
+
+TEST_F(ResumeNotesTest, AnotherBatchMovesTheSchedules) {
+  save();
+  const std::string step = "'" + into_ + "/step_3'";
+  EXPECT_EQ(note(1, {}),
+            "train.global_batch_size: found 1, in " + step +
+                ": 2; the schedules of the learning rate and the weight decay count samples, so "
+                "they continue as after 6 iterations with a batch of 1; to keep the batch, use "
+                "--set train.global_batch_size=2");
+  EXPECT_EQ(note(1, {"train.micro_batch_size=3"}),
+            "train.global_batch_size: found 3, in " + step +
+                ": 2; the schedules of the learning rate and the weight decay count samples, so "
+                "they continue as after 2 iterations with a batch of 3")
+      << "this layout cannot keep the batch";
+  EXPECT_EQ(note(2, {}), "");
+  EXPECT_EQ(note(1, {"train.micro_batch_size=2"}), "");
+  EXPECT_EQ(note(1, {"train.global_batch_size=2"}), "");
+  EXPECT_EQ(note(1, {"train.global_batch_size=2", "train.rampup_batch_size=1 1 100"}), "");
+  EXPECT_EQ(note(1, {"train.step_batch_size_schedule=0:1 100:2"}), "");
+  EXPECT_EQ(note(1, {"checkpoint.finetune=true"}), "");
+}
+
+TEST_F(ResumeNotesTest, AnotherBatchIsToldByTheFieldThatTheRunUses) {
+  const std::string steps = "train.step_batch_size_schedule=";
+  const auto told = [this](const std::string& field, int64_t found, int64_t saved, int64_t after,
+                           const std::string& advice = "") {
+    return fmt::format(
+        "train.{}: found {}, in '{}/step_3': {}; the schedules of the learning rate and the weight "
+        "decay count samples, so they continue as after {} iterations with a batch of {}{}",
+        field, found, into_, saved, after, found, advice);
+  };
+  save();
+  EXPECT_EQ(note(1, {steps + "0:1 100:4"}), told("step_batch_size_schedule", 4, 2, 1))
+      << "which is not allowed beside train.global_batch_size";
+  EXPECT_EQ(note(1, {"train.global_batch_size=8", "train.rampup_batch_size=4 4 100"}),
+            told("global_batch_size", 8, 2, 0))
+      << "the batch cannot grow from 4 to 2";
+  save({steps + "0:2 4:4"});
+  EXPECT_EQ(note(1, {"train.global_batch_size=8"}), told("global_batch_size", 8, 4, 1));
+  EXPECT_EQ(note(1, {steps + "0:1"}),
+            told("step_batch_size_schedule", 1, 4, 8,
+                 "; to keep the batch, use --set train.step_batch_size_schedule='0:2 4:4'"));
+  EXPECT_EQ(note(1, {steps + "0:8", "train.micro_batch_size=4"}),
+            told("step_batch_size_schedule", 8, 4, 1))
+      << "the first step is no multiple of 4";
+}
+
+TEST_F(ResumeNotesTest, AnElasticRunKeepsItsBatch) {
+  save();
+  Config fewer = config({"checkpoint.load=" + into_});
+  keep_global_batch(fewer, 1, into_, {});
+  const Told told = load(1, fewer);
+  EXPECT_EQ(told.loaded, into_ + "/step_3");
+  EXPECT_EQ(told.note, "");
+}
+
+TEST_F(ResumeNotesTest, ARestartNamesTheCheckpointsThatItCannotRead) {
+  save();
+  const std::string damaged = "not a manifest\n";
+  folder_.write("saved/step_3/manifest.textproto", damaged);
+  const Told older = load(2, config(), {"ours", 1});
+  EXPECT_EQ(older.loaded, into_ + "/step_2");
+  EXPECT_TRUE(older.note.starts_with("'" + into_ + "/step_3/manifest.textproto': ")) << older.note;
+  EXPECT_TRUE(older.note.ends_with("; the run resumes from an older checkpoint")) << older.note;
+  folder_.write("saved/step_2/manifest.textproto", damaged);
+  folder_.write("saved/step_1/manifest.textproto", damaged);
+  const Told none = load(2, config(), {"ours", 1});
+  EXPECT_FALSE(none.loaded);
+  for (const char* const step : {"/step_3/", "/step_2/", "/step_1/"})
+    EXPECT_NE(none.note.find(into_ + step), std::string::npos) << none.note;
+  EXPECT_TRUE(none.note.ends_with("; the run does not resume from it")) << none.note;
+}
+
+}  // namespace
+}  // namespace lockstep
