@@ -4,6 +4,8 @@
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include <ATen/ATen.h>
 
@@ -40,12 +42,27 @@ TokenSequence read_input(const EvaluateArguments& arguments, const Config& confi
   return text;
 }
 
+/// Says how the loss differs from those of the run that saved the checkpoint; empty: it does not.
+std::string note_on_documents(const DataConfig& data) {
+  std::vector<std::string> fields;
+  if (data.reset_position_ids) fields.push_back("data.reset_position_ids");
+  if (data.reset_attention_mask) fields.push_back("data.reset_attention_mask");
+  if (data.eod_mask_loss) fields.push_back("data.eod_mask_loss");
+  if (fields.empty()) return "";
+  return fmt::format(
+      "the checkpoint's run set {}, but evaluate ignores where documents end: positions count from "
+      "the start of a window, each token sees all tokens before it, and all count in the loss. The "
+      "result cannot be compared with validation_loss and test_loss of the run",
+      fmt::join(fields, ", "));
+}
+
 void run(const EvaluateArguments& arguments) {
   const at::NoGradGuard no_grad;
   const c10::Device device = choose_device(DeviceChoice::auto_, LaunchEnvironment{});
   note_doubt(arguments.checkpoint);
   const SavedModel saved = load_model(arguments.checkpoint, device);
   const TokenSequence text = read_input(arguments, saved.config);
+  print_note(note_on_documents(saved.config.data));
   const int64_t length = saved.config.model.seq_length;
   const int64_t windows = evaluation_windows(text.size(), length);
   const int64_t batch_size = std::max<int64_t>(1, kBatchTokens / length);
@@ -96,6 +113,8 @@ void add_evaluate_command(CLI::App& program) {
   command->footer(
       "Experts take all their tokens: model.moe_expert_capacity_factor applies to training and its "
       "validations only.\n"
+      "Windows ignore where documents end: data.reset_position_ids, data.reset_attention_mask and "
+      "data.eod_mask_loss of the checkpoint's run have no effect, which a note says.\n"
       "JSON: loss (nats, mean over the predicted tokens), perplexity (its exponential, at most the "
       "largest double), tokens (how many were predicted).");
   command->callback([arguments] { run(*arguments); });

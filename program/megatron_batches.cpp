@@ -14,6 +14,7 @@ namespace {
 
 using Settings = MegatronSettings;
 
+/// Converts samples into iterations of the global batch, rounded; notes what rounding loses.
 void set_iterations(Settings& s, const std::string& flag, const std::string& field, double exact) {
   const double rounded = std::round(exact);
   s.set(field, static_cast<int64_t>(rounded));

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "lockstep/core/check.h"
+#include "lockstep/pipeline/stage_layout.h"
 
 namespace lockstep {
 namespace {
@@ -109,6 +110,11 @@ void apply_attention(Settings& s) {
 }
 
 void apply_experts(Settings& s) {
+  if (s.number("--moe-expert-capacity-factor").value_or(1) < 0) {
+    s.unset("model.moe_expert_capacity_factor");
+    s.note("--moe-expert-capacity-factor",
+           "left out: below 0 it means no limit, which is the default here");
+  }
   if (!s.integer("--num-experts")) return;
   s.set("model.moe_token_dispatcher_type", std::string("allgather"));
   if (s.has("--moe-token-dispatcher-type"))
@@ -123,7 +129,10 @@ void apply_experts(Settings& s) {
 }
 
 void apply_pipeline(Settings& s) {
+  constexpr const char* kLayout = "--pipeline-model-parallel-layout";
   s.exclude("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank");
+  s.exclude(kLayout, "--num-layers-per-virtual-pipeline-stage");
+  s.exclude(kLayout, "--num-virtual-stages-per-pipeline-rank");
   const int64_t stages = s.integer_or("--pipeline-model-parallel-size", 1);
   int64_t chunks = s.integer_or("--num-virtual-stages-per-pipeline-rank", 1);
   if (const auto each = s.integer("--num-layers-per-virtual-pipeline-stage")) {
@@ -137,6 +146,11 @@ void apply_pipeline(Settings& s) {
         *each, layers, stages);
     chunks = layers / stages / *each;
   }
+  if (s.has(kLayout)) try {
+      chunks = parse_stage_layout(*s.value(kLayout), stages).chunks();
+    } catch (const ConfigError& error) {
+      fail<ConfigError>("{}: {}", kLayout, error.what());
+    }
   if (chunks <= 1) return;
   s.set("parallel.virtual_pipeline_model_parallel_size", chunks);
   if (s.has("--overlap-param-gather") && !s.has("--no-align-param-gather"))
@@ -173,7 +187,6 @@ void apply_parallel(Settings& s) {
           fmt::format("{}", fmt::join(s.values("--hierarchical-context-parallel-sizes"), ",")));
 }
 
-/// Converts samples into iterations of the global batch, rounded; notes what rounding loses.
 bool is_number(const std::string& text) {
   std::istringstream stream(text);
   double number = 0;
@@ -216,12 +229,22 @@ void apply_evaluation_paths(Settings& s, const char* flag, const char* field) {
 void apply_data_paths(Settings& s) {
   for (const char* flag : {"--data-path", "--train-data-path"}) apply_training_paths(s, flag);
   apply_evaluation_paths(s, "--valid-data-path", "data.valid_path");
-  if (s.has("--valid-data-path")) {
+  const bool trains = s.has("--train-data-path"), validates = s.has("--valid-data-path");
+  if ((trains || validates) && s.has("--split"))
+    s.note("--split", fmt::format("left out: Megatron-LM refuses it together with {}",
+                                  trains ? "--train-data-path" : "--valid-data-path"));
+  if (validates) {
     s.unset("data.split");
     apply_evaluation_paths(s, "--test-data-path", "data.test_path");
-  } else if (s.has("--test-data-path")) {
-    s.note("--test-data-path", "not there: data.test_path needs data.valid_path");
+  } else if (trains) {
+    s.set("data.split", "1,0");
+    s.set("train.eval_iters", int64_t{0});
+    s.note("--train-data-path",
+           "without --valid-data-path all of it is for training and nothing validates, as in "
+           "Megatron-LM; train.eval_iters is 0");
   }
+  if (!validates && s.has("--test-data-path"))
+    s.note("--test-data-path", "not there: data.test_path needs data.valid_path");
 }
 
 void apply_tokenizer(Settings& s) {

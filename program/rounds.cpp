@@ -143,6 +143,8 @@ class Rounds {
 
 void run_rounds(Config config, const std::string& folder,
                 const std::function<void(const Round&)>& train) {
+  // c10d's threads log there, and would flush std::cout, which another thread may be writing.
+  std::cerr.tie(nullptr);
   Rounds(std::move(config), folder, train).run();
 }
 

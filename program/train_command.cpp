@@ -245,11 +245,8 @@ std::string early_end_of_decay(const Config& config, const BatchSchedule& batche
   const int64_t iterations = config.train.train_iters;
   const int64_t decay = optimizer.lr_decay_iters.value_or(iterations);
   if (optimizer.lr_decay_style == LrDecayStyle::constant || decay >= iterations) return "";
-  const int64_t samples = decay * batches.full().global;  // a smaller batch takes longer
-  int64_t end = 0;
-  for (int64_t consumed = 0; consumed < samples && end < iterations; ++end)
-    consumed += batches.at(consumed).global;
-  if (end == iterations) return "";
+  const int64_t end = batches.iterations_for(decay);  // smaller batches take longer
+  if (end >= iterations) return "";
   return fmt::format(
       "optimizer.lr_decay_iters is {} and train.train_iters {}: after iteration {} the learning "
       "rate stays at optimizer.min_lr ({})",
@@ -274,7 +271,7 @@ void train(const Round& round, const TrainArguments& arguments) {
   auto owned = std::make_unique<Trainer>(config, state, !checkpoints.will_load());
   Trainer& trainer = *owned;
   for (const std::string& note : trainer.notes()) tell(note);
-  tell(early_end_of_decay(config, BatchSchedule(config.train, state.grids().data_parallel_size())));
+  if (reporter) tell(early_end_of_decay(config, trainer.batches()));
   const auto loaded = checkpoints.load(trainer);
   tell(checkpoints.note());
   if (loaded) tell(fmt::format("loaded {}, iteration {}", *loaded, trainer.iteration()));

@@ -27,7 +27,7 @@ ScoreRequest parse_request(std::string_view line, const std::string& path, int64
   try {
     json = ScoreJson::parse(line);
   } catch (const ScoreJson::parse_error& error) {
-    fail<FileError>("{}: invalid JSON from byte {} of the line", place, error.byte);
+    fail<FileError>("{}: invalid JSON at byte {} of the line", place, error.byte);
   } catch (const ScoreJson::exception& error) {
     fail<FileError>("{}: invalid JSON: {}", place, problem_of(error));
   }

@@ -86,7 +86,8 @@ void check_weight_decay(const OptimizerConfig& optimizer, const FieldNames& name
       names_start ? names.end_weight_decay : names.start_weight_decay, names_start ? end : start);
 }
 
-/// The numbers between the separators; nullopt if one of them is not a number.
+/// The numbers between the separators; nullopt if one of them is not a number. Spaces around them
+/// and a separator at the end do not count.
 template <class T>
 std::optional<std::vector<T>> parse_numbers(const std::string& text, char separator) {
   std::vector<T> numbers;

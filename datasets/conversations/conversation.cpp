@@ -32,7 +32,7 @@ Json parse_line(std::string_view line, const std::string& place) {
   try {
     return Json::parse(line);
   } catch (const Json::parse_error& error) {
-    fail<FileError>("{}: invalid JSON from byte {} of the line", place, error.byte);
+    fail<FileError>("{}: invalid JSON at byte {} of the line", place, error.byte);
   } catch (const Json::exception& error) {
     fail<FileError>("{}: invalid JSON: {}", place, problem_of(error));
   }

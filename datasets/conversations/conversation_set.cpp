@@ -49,8 +49,7 @@ class ConversationSet::Reader {
       all.learned.resize(most);
     }
     if (!all.learned.empty()) all.learned[0] = false;
-    const auto learned = std::count(all.learned.begin(), all.learned.end(), true);
-    if (learned == 0) {
+    if (std::find(all.learned.begin(), all.learned.end(), true) == all.learned.end()) {
       ++set_.empty_;
       return;
     }
@@ -59,7 +58,6 @@ class ConversationSet::Reader {
                        "{}: token id: found {}, allowed: less than {} (model.vocab_size)", place,
                        largest, limits_.vocabulary_size);
     set_.cut_ += cut ? 1 : 0;
-    set_.num_learned_ += learned;
     set_.ids_.insert(set_.ids_.end(), all.ids.begin(), all.ids.end());
     set_.learned_.insert(set_.learned_.end(), all.learned.begin(), all.learned.end());
     set_.begins_.push_back(static_cast<int64_t>(set_.ids_.size()));
@@ -98,6 +96,10 @@ std::span<const uint8_t> ConversationSet::learned(int64_t conversation) const {
   return std::span(learned_).subspan(
       static_cast<size_t>(begins_[static_cast<size_t>(conversation)]),
       static_cast<size_t>(length(conversation)));
+}
+
+int64_t ConversationSet::num_learned(int64_t conversations) const {
+  return std::count(learned_.begin(), learned_.begin() + num_tokens(conversations), uint8_t{1});
 }
 
 }  // namespace lockstep

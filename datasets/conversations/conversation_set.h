@@ -38,8 +38,11 @@ class ConversationSet {
 
   int64_t num_cut() const { return cut_; }      ///< longer than seq_length
   int64_t num_empty() const { return empty_; }  ///< left out
-  int64_t num_tokens() const { return begins_.back(); }
-  int64_t num_learned() const { return num_learned_; }
+  /// Of the first `conversations` ones (0 to size()).
+  int64_t num_tokens(int64_t conversations) const {
+    return begins_[static_cast<size_t>(conversations)];
+  }
+  int64_t num_learned(int64_t conversations) const;
 
  private:
   class Reader;
@@ -47,7 +50,7 @@ class ConversationSet {
   std::vector<uint32_t> ids_;
   std::vector<uint8_t> learned_;
   std::vector<int64_t> begins_ = {0};
-  int64_t cut_ = 0, empty_ = 0, num_learned_ = 0;
+  int64_t cut_ = 0, empty_ = 0;
 };
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #include "lockstep/datasets/batch_sizes.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_rules.h"
@@ -68,6 +69,37 @@ BatchSizes BatchSchedule::at(int64_t consumed_samples) const {
   const double samples_per_step = static_cast<double>(samples_) / static_cast<double>(steps_);
   const auto step = static_cast<int64_t>(static_cast<double>(consumed_samples) / samples_per_step);
   return sized(full_.global - (steps_ - std::min(step, steps_)) * increment_);
+}
+
+int64_t BatchSchedule::next_change(int64_t consumed_samples) const {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  for (const Step& step : schedule_)
+    if (step.samples > consumed_samples) return step.samples;
+  const int64_t global = at(consumed_samples).global;
+  if (global == full_.global) return kMost;
+  int64_t same = consumed_samples, other = std::min(samples_, kMost - 1) + 1;
+  while (other - same > 1) {
+    const int64_t middle = same + (other - same) / 2;
+    (at(middle).global == global ? same : other) = middle;
+  }
+  return other;
+}
+
+int64_t BatchSchedule::iterations_for(int64_t full_batches) const {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  if (full_batches > kMost / full_.global) return kMost;
+  const int64_t samples = full_batches * full_.global;
+  int64_t iterations = 0;
+  for (int64_t consumed = 0; consumed < samples;) {
+    const int64_t global = at(consumed).global;
+    const int64_t end = std::min(next_change(consumed), samples);
+    const int64_t count = ceil_div(end - consumed, global);
+    iterations += count;
+    if (end == samples) break;
+    const std::string what = "consumed samples";
+    consumed = checked_add(consumed, checked_mul(count, global, what), what);
+  }
+  return iterations;
 }
 
 std::vector<BatchSizes> BatchSchedule::all() const {

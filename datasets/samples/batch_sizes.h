@@ -37,6 +37,11 @@ class BatchSchedule {
   /// The sizes of an iteration that begins when `consumed_samples` (>= 0) have been consumed.
   BatchSizes at(int64_t consumed_samples) const;
 
+  /// Number of iterations that consume at least as many samples as `full_batches` (>= 0) batches of
+  /// the size full(). Takes no longer for more iterations. The largest int64_t if so many samples
+  /// do not fit into 64 bits; UsageError if the samples of smaller or larger batches do not.
+  int64_t iterations_for(int64_t full_batches) const;
+
   /// The sizes that the run ends with.
   const BatchSizes& full() const { return full_; }
 
@@ -51,6 +56,9 @@ class BatchSchedule {
   };
 
   BatchSizes sized(int64_t global) const;
+  /// The least number of consumed samples above `consumed_samples` at which batches may have
+  /// another size. The largest int64_t if there is none.
+  int64_t next_change(int64_t consumed_samples) const;
 
   BatchSizes full_;
   int64_t increment_ = 0;

@@ -18,14 +18,14 @@ double percent(int64_t part, int64_t whole) {
   return whole == 0 ? 0 : 100 * static_cast<double>(part) / static_cast<double>(whole);
 }
 
-/// Says how many samples a set became.
-std::string note_of(const ConversationSet& set, int64_t samples, const char* field,
-                    int64_t seq_length) {
+/// Says how many samples the first `conversations` of a set became, and what its files lost.
+std::string note_of(const ConversationSet& set, int64_t conversations, int64_t samples,
+                    const char* field, int64_t seq_length) {
   std::string note = fmt::format("{}: {} in {} of {}, {:.1f} % filled, {:.1f} % with loss", field,
-                                 counted(static_cast<int64_t>(set.size()), "conversation"),
-                                 counted(samples, "sample"), counted(seq_length, "token"),
-                                 percent(set.num_tokens(), samples * seq_length),
-                                 percent(set.num_learned(), samples * seq_length));
+                                 counted(conversations, "conversation"), counted(samples, "sample"),
+                                 counted(seq_length, "token"),
+                                 percent(set.num_tokens(conversations), samples * seq_length),
+                                 percent(set.num_learned(conversations), samples * seq_length));
   if (set.num_cut() > 0) note += fmt::format("; {} cut at model.seq_length", set.num_cut());
   if (set.num_empty() > 0)
     note += fmt::format("; {} left out, which have no token of an assistant{}", set.num_empty(),
@@ -109,7 +109,8 @@ SampleSources open_conversations(const DataConfig& config, int64_t vocabulary_si
     const auto set = read(paths, field);
     auto source = std::make_unique<ConversationSource>(set, 0, set->size(), seq_length, seed,
                                                        /*endless=*/false);
-    sources.notes.push_back(note_of(*set, source->samples_per_epoch(), field, seq_length));
+    sources.notes.push_back(
+        note_of(*set, set->size(), source->samples_per_epoch(), field, seq_length));
     return source;
   };
   const auto set = read(config.path, "data.path");
@@ -128,9 +129,8 @@ SampleSources open_conversations(const DataConfig& config, int64_t vocabulary_si
                                                      /*endless=*/true);
   auto validating = std::make_unique<ConversationSource>(set, training, validation, seq_length,
                                                          seed, /*endless=*/false);
-  sources.notes.push_back(note_of(*set,
-                                  source->samples_per_epoch() + validating->samples_per_epoch(),
-                                  "data.path", seq_length));
+  const int64_t samples = source->samples_per_epoch() + validating->samples_per_epoch();
+  sources.notes.push_back(note_of(*set, validation, samples, "data.path", seq_length));
   sources.training = std::move(source);
   sources.validation = std::move(validating);
   if (!config.valid_path.empty()) sources.validation = whole(config.valid_path, "data.valid_path");

@@ -207,6 +207,7 @@ TEST(Config, ContradictionsAreNamed) {
        "parallel.virtual_pipeline_model_parallel_size: found 2"},
       {{"data.split=90;10"}, "data.split: found '90;10'"},
       {{"data.split=0,10"}, "data.split: found '0,10'"},
+      {{"data.split=90,,10"}, "data.split: found '90,,10'"},
       {{"data.split=1e308,1e308"}, "data.split: found '1e308,1e308'"},
       {{"model.moe_layer_freq=[1] num_layers: 7"},
        "--set model.moe_layer_freq=[1] num_layers: 7: found several values, allowed: one"},
@@ -287,6 +288,7 @@ TEST(Config, LayersWithExpertsArePrintedAsTheyAreRead) {
 TEST(Config, SplitSharesAddUpToOne) {
   EXPECT_EQ(parse_split("90,10"), (std::vector<double>{0.9, 0.1, 0}));
   EXPECT_EQ(parse_split(" 2 , 1 , 1 "), (std::vector<double>{0.5, 0.25, 0.25}));
+  EXPECT_EQ(parse_split("1,1,"), (std::vector<double>{0.5, 0.5, 0})) << "old checkpoints have it";
 }
 
 TEST(Config, PrintedConfigurationReadsBackEqual) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "lockstep/core/config_io.h"
@@ -106,6 +107,40 @@ TEST(BatchSchedule, WithoutARampUpNothingGrows) {
     EXPECT_EQ(schedule.at(0), schedule.full());
     EXPECT_EQ(schedule.at(1'000'000), schedule.full());
   }
+}
+
+TEST(BatchSchedule, IterationsForFullBatchesAreThoseThatOneCounts) {
+  std::vector<std::pair<TrainConfig, int64_t>> cases;
+  for (const char* rampup : {"", "16 4 1000", "4 4 100", "4 4 1", "4 4 97", "8 8 1", "12 4 5000"})
+    cases.emplace_back(sizes(2, 16, rampup), 2);
+  cases.emplace_back(sizes(1, 107, "1 1 1234"), 1);  // 106 steps of 11.64 samples
+  for (const char* schedule : {"0:16", "0:4 6:8 14:16", "0:4 40:16 100:8", "0:16 1:4 2:8 333:12"})
+    cases.emplace_back(steps(schedule), 4);
+  for (const auto& [config, ranks] : cases) {
+    const BatchSchedule schedule(config, ranks);
+    int64_t consumed = 0, counted = 0;
+    for (int64_t full = 0; full < 500; ++full) {
+      for (; consumed < full * schedule.full().global; ++counted)
+        consumed += schedule.at(consumed).global;
+      EXPECT_EQ(schedule.iterations_for(full), counted)
+          << full << " of " << config.rampup_batch_size.value_or("")
+          << config.step_batch_size_schedule.value_or("");
+    }
+  }
+}
+
+TEST(BatchSchedule, IterationsForHugeNumbersOfBatches) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  constexpr int64_t kMany = 100'000'000'000'000;  // whose samples a double holds exactly
+  EXPECT_EQ(BatchSchedule(sizes(2, 16), 2).iterations_for(kMany), kMany);
+  // A fifth of the samples in batches of 8, then batches of 16.
+  EXPECT_EQ(BatchSchedule(sizes(2, 16, "8 8 320000000000000"), 2).iterations_for(kMany),
+            kMany / 5 * 6);
+  EXPECT_EQ(BatchSchedule(steps("0:4 320000000000000:16"), 4).iterations_for(kMany), kMany / 5 * 8);
+  EXPECT_EQ(BatchSchedule(sizes(2, 16), 2).iterations_for(kMost / 16), kMost / 16);
+  EXPECT_EQ(BatchSchedule(sizes(2, 16), 2).iterations_for(kMost / 16 + 1), kMost);
+  EXPECT_EQ(BatchSchedule(sizes(2, 16, "8 8 9223372036854775807"), 2).iterations_for(kMost / 32),
+            kMost / 32 * 2);
 }
 
 TEST(BatchSchedule, NamesWhatDoesNotFit) {

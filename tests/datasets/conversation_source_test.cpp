@@ -196,6 +196,25 @@ TEST_F(ConversationSourceTest, TellsWhatWasCutAndLeftOut) {
                 "within it"});
 }
 
+TEST_F(ConversationSourceTest, TellsOfTheConversationsThatAreRead) {
+  const auto same = [](int64_t count) {
+    std::string text;
+    for (int64_t i = 0; i < count; ++i) text += "{\"prompt\": \"ab\", \"completion\": \"cdefg\"}\n";
+    return text;
+  };
+  folder_.write("a.jsonl", same(4));
+  const std::vector<std::string> notes = open({"data.split=1,0"}).notes;
+  EXPECT_EQ(notes, std::vector<std::string>{
+                       "data.path: 4 conversations in 1 sample of 32 tokens, 100.0 % filled, "
+                       "75.0 % with loss"});
+  folder_.write("a.jsonl", same(8));
+  EXPECT_EQ(open({"data.split=50,0,50"}).notes, notes);
+  EXPECT_EQ(open({"data.split=25,25,50"}).notes,
+            std::vector<std::string>{
+                "data.path: 4 conversations in 2 samples of 32 tokens, 50.0 % filled, 37.5 % with "
+                "loss"});
+}
+
 TEST_F(ConversationSourceTest, NothingToTrainOnIsAnError) {
   folder_.write("a.jsonl", R"({"messages": [{"role": "user", "content": "no answer"}]})");
   EXPECT_TRUE(throws_with<ConfigError>([&] { open({}); },

@@ -35,7 +35,7 @@ TEST(ConversationTest, WhatIsBadIsNamed) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"[]", "p: byte 0: found '[', allowed"},
       {R"({"messages": [}]})", "p: byte 14: found '}', allowed"},
-      {R"({"messages": NaN})", "p: invalid JSON from byte"},
+      {R"({"messages": NaN})", "p: invalid JSON at byte"},
       {R"({"messages": []})", "p: messages: found [], allowed: one message or more"},
       {R"({"messages": {}})", "p: messages: found {}, allowed"},
       {R"({"messages": ["x"]})", "p: messages[0]: found \"x\", allowed: an object with role"},
@@ -173,11 +173,14 @@ TEST_F(ConversationSetTest, ReadsFilesInTheirOrder) {
   const auto set = read({write(std::string("\n ") + kGood + "\n\r\n" + kGood),
                          write(R"({"prompt": "", "completion": "xyz"})", "b.jsonl")});
   ASSERT_EQ(set.size(), 3);
-  EXPECT_EQ(set.num_tokens(), 12);
+  EXPECT_EQ(set.num_tokens(3), 12);
+  EXPECT_EQ(set.num_tokens(1), 4);
   EXPECT_EQ(Ids(set.ids(2).begin(), set.ids(2).end()), (Ids{'x', 'y', 'z', 256}));
   // Nothing before the first token predicts it.
   EXPECT_EQ(Ids(set.learned(2).begin(), set.learned(2).end()), (Ids{0, 1, 1, 1}));
-  EXPECT_EQ(set.num_learned(), 2 + 2 + 3);
+  EXPECT_EQ(set.num_learned(3), 2 + 2 + 3);
+  EXPECT_EQ(set.num_learned(2), 2 + 2);
+  EXPECT_EQ(set.num_learned(0), 0);
 }
 
 TEST_F(ConversationSetTest, CutsAndCounts) {

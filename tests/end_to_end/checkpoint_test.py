@@ -252,6 +252,19 @@ class Checkpoints(EndToEnd):
             result = run(LOCKSTEP, "evaluate", output / "checkpoint", "--input", path)
             self.assert_failed(result, 1, f"--input: '{path}' cannot be read")
 
+    def test_evaluate_says_that_it_ignores_documents(self):
+        for number, fields in enumerate(((), ("data.eod_mask_loss",),
+                                         ("data.reset_position_ids", "data.reset_attention_mask"))):
+            output, _ = self.train(str(number), "model.vocab_size=257", "train.train_iters=2",
+                                   *(f"{field}=true" for field in fields))
+            told = self.check("evaluate", output / "checkpoint", "--input", self.folder / "text",
+                              "--json")
+            self.assertEqual(set(json.loads(told.stdout)), {"loss", "perplexity", "tokens"})
+            note = (f"lockstep: the checkpoint's run set {', '.join(fields)}, but evaluate ignores "
+                    "where documents end: ")
+            self.assertEqual(told.stderr.decode().startswith(note), bool(fields), told.stderr)
+            self.assertEqual(told.stderr.count(b"\n"), min(len(fields), 1), told.stderr)
+
     def test_a_full_disk_leaves_the_last_checkpoint(self):
         output, _ = self.train("out", "train.train_iters=4", "optimizer.lr_decay_iters=12")
         limit = 20_000  # bytes per file, less than a checkpoint needs

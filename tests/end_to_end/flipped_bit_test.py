@@ -37,6 +37,8 @@ def flip_in_memory(pid, pattern):
             if not permissions.startswith("rw") or "[v" in line:
                 continue
             start, end = (int(word, 16) for word in area.split("-"))
+            if end - start > 1 << 33:  # a sanitizer's own memory
+                continue
             try:
                 memory.seek(start)
                 data = memory.read(end - start)

@@ -219,8 +219,22 @@ class MegatronFlags(EndToEnd):
               "ddp.align_param_gather": "true"}),
             ("--num-virtual-stages-per-pipeline-rank 1",
              {"parallel.virtual_pipeline_model_parallel_size": None}),
+            ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et|t|t|tL'",
+             {"parallel.pipeline_model_parallel_layout": '"Et|t|t|tL"',
+              "parallel.virtual_pipeline_model_parallel_size": "2"}),
+            ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*2|(t|)*2L' "
+             "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
+             {"parallel.virtual_pipeline_model_parallel_size": "2",
+              "ddp.align_param_gather": "true"}),
+            ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Ett|ttL'",
+             {"parallel.pipeline_model_parallel_layout": '"Ett|ttL"',
+              "parallel.virtual_pipeline_model_parallel_size": None}),
             ("--use-tp-pp-dp-mapping", {"parallel.order": '"tp-cp-ep-pp-dp"'}),
             ("--num-experts 4", {"model.moe_token_dispatcher_type": '"allgather"'}),
+            ("--num-experts 4 --moe-expert-capacity-factor -1.0",
+             {"model.num_experts": "4", "model.moe_expert_capacity_factor": None}),
+            ("--num-experts 4 --moe-expert-capacity-factor 1.5",
+             {"model.moe_expert_capacity_factor": "1.5"}),
             ("--num-experts 4 --moe-layer-freq ([0]*1+[1]*3)",
              {"model.moe_layer_freq": "[0, 1, 1, 1]"}),
             ("--num-experts 4 --moe-layer-freq ([0,1])*2", {"model.moe_layer_freq": "[0, 1, 0, 1]"}),
@@ -265,6 +279,9 @@ class MegatronFlags(EndToEnd):
             ("--train-data-path 1 a 3 b --valid-data-path 1 c --test-data-path d e",
              {"data.path": ['"a"', '"b"'], "data.blend": '"1,3"', "data.valid_path": ['"c"'],
               "data.test_path": ['"d"', '"e"'], "data.split": None}),
+            ("--train-data-path 1 a 3 b --eval-iters 5",
+             {"data.split": '"1,0"', "train.eval_iters": "0", "data.blend": '"1,3"'}),
+            ("--train-data-path a --split 9,1 --test-data-path b", {"data.split": '"1,0"'}),
             ("--bf16 --fp8-format e4m3 --fp8-recipe tensorwise --first-last-layers-bf16 "
              "--num-layers-at-end-in-bf16 3",
              {"train.fp8_amax_history_len": None, "train.num_layers_at_end_in_bf16": "3"}),
@@ -294,8 +311,13 @@ class MegatronFlags(EndToEnd):
                  "--max-position-embeddings: not there: the learned position table has "
                  "model.seq_length (64) rows, not 128"),
                 ("--data-path a b", "--data-path: without weights the sets are one set of documents"),
+                ("--train-data-path a", "--train-data-path: without --valid-data-path all of it"),
+                ("--train-data-path a --split 9,1", "--split: left out: Megatron-LM refuses it"),
+                ("--valid-data-path a --split 9,1", "--split: left out: Megatron-LM refuses it"),
                 ("--tokenizer-type TikTokenizer --eod-mask-loss",
                  "--eod-mask-loss: needs data.tokenizer, which names the id that ends a document"),
+                ("--moe-expert-capacity-factor -1",
+                 "--moe-expert-capacity-factor: left out: below 0 it means no limit"),
                 ("--moe-router-load-balancing-type aux_loss seq_aux_loss",
                  "--moe-router-load-balancing-type: not there: one value")):
             self.assertIn(note, self.values(flags)[1])
@@ -317,6 +339,15 @@ class MegatronFlags(EndToEnd):
                 ("--num-layers 2 3", "--num-layers: found 2 values, allowed: one"),
                 ("--bf16 yes", "--bf16: found the value 'yes', allowed: none"),
                 ("--bf16 --fp16", "--bf16 and --fp16: allowed: one of the two"),
+                ("--pipeline-model-parallel-layout EL --num-layers-per-virtual-pipeline-stage 1",
+                 "--pipeline-model-parallel-layout and --num-layers-per-virtual-pipeline-stage: "
+                 "allowed: one of the two"),
+                ("--pipeline-model-parallel-layout EL --num-virtual-stages-per-pipeline-rank 1",
+                 "--pipeline-model-parallel-layout and --num-virtual-stages-per-pipeline-rank: "
+                 "allowed: one of the two"),
+                ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et|t|ttL'",
+                 "--pipeline-model-parallel-layout: pipeline layout 'Et|t|ttL': 3 stages, allowed: "
+                 "a multiple of pipeline_model_parallel_size (2)"),
                 ("--data-path", "--data-path: found no value, allowed: one or more"),
                 ("--num-experts 4 --moe-layer-freq [0", "--moe-layer-freq: found '[0', allowed"),
                 ("--num-experts 4 --moe-layer-freq [1]*9999999", "--moe-layer-freq: found"),
@@ -327,56 +358,6 @@ class MegatronFlags(EndToEnd):
         self.assertIn("model.attention_dropout: found 0.1", error)
         self.assertIn("context_parallel_size: 2", text)
         self.assertIn("found no flags", self.convert("", status=2)[1])
-
-    def script(self, text):
-        path = self.folder / "a script.sh"
-        path.write_text(text)
-        result = run(LOCKSTEP, "megatron-flags", "--file", path)
-        self.assertEqual(result.returncode, 0, result.stderr.decode())
-        values = {f"{g}.{n}": v for g, values in parsed(result.stdout.decode()).items()
-                  for n, v in values.items()}
-        return values, result.stderr.decode()
-
-    def test_a_script_is_read_and_not_run(self):
-        values, notes = self.script("""#!/bin/bash
-# --num-layers 99
-export CUDA_DEVICE_MAX_CONNECTIONS=1
-LAYERS=12   # of the model
-TP=${TP:-2}
-touch ran-here
-DATA_PATH=$1
-DISTRIBUTED_ARGS=(--nproc_per_node 8)
-MODEL_ARGS=(
-    --num-layers $LAYERS  # a comment
-    --hidden-size 96 --num-attention-heads 4
-    --seq-length 64
-    # --micro-batch-size 7
-)
-MODEL_ARGS+=("--swiglu" "--split '99,1,0'")
-TRAINING="--lr 1e-3 \\
-    --train-iters 10"
-if [ -f "pretrain_gpt.py" ]; then echo "pretrain_gpt.py is there"; fi
-torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \\
-    ${MODEL_ARGS[@]} "${NOT_SET[@]}" \\
-    $TRAINING --micro-batch-size 2 \\
-    --save "${DATA_PATH}/a b" --tensor-model-parallel-size ${TP} 2>&1 | tee log
-""")
-        self.assertEqual(values["model.num_layers"], "12")
-        self.assertEqual(values["model.activation"], '"swiglu"')
-        self.assertEqual(values["data.split"], '"99,1,0"')
-        self.assertEqual(values["optimizer.lr"], "0.001")
-        self.assertEqual(values["train.train_iters"], "10")
-        self.assertEqual(values["train.micro_batch_size"], "2")
-        self.assertEqual(values["parallel.tensor_model_parallel_size"], "2")
-        self.assertEqual(values["checkpoint.save"], '"$1/a b"')
-        self.assertIn("its conditions are not evaluated", notes)
-        self.assertIn("does not set what stands in '$1/a b'", notes)
-
-    def test_files_of_flags_alone(self):
-        self.assertEqual(self.script("--num-layers 3 \\\n --bf16\n")[0]["model.num_layers"], "3")
-        self.assertEqual(self.script("A=(--num-layers 3)\nA=(--bf16)\n")[0]["model.num_layers"], "3")
-        self.assert_failed(run(LOCKSTEP, "megatron-flags", "--file", self.folder / "none"), 1,
-                           "none")
 
     def test_the_table_names_fields_that_exist(self):
         listed = run(LOCKSTEP, "megatron-flags", "--list").stdout.decode().splitlines()

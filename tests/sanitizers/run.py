@@ -64,6 +64,8 @@ def ctest_commands(build):
                             capture_output=True).stdout
     programs = {}
     for test in json.loads(listed)["tests"]:
+        if "command" not in test:  # not built, so --only must not choose it
+            continue
         properties = {entry["name"]: entry["value"] for entry in test["properties"]}
         command = [word for word in test["command"] if not word.startswith("--gtest_")]
         # Single cases are discovered only in programs without libtorch.
@@ -106,6 +108,7 @@ class Sanitizer:
         devices = ON_DEVICES.search(name) is not None
         rules = SUPPRESSIONS / ("thread_devices.supp" if devices else "thread.supp")
         return {"TSAN_OPTIONS": f"{log}:suppressions={rules}:detect_deadlocks=0"
+                                ":allocator_may_return_null=1"
                                 f":ignore_noninstrumented_modules={int(not devices)}"}
 
     def command(self, name, command, environment, alone):
