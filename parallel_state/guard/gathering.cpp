@@ -43,7 +43,8 @@ void note_here(c10d::Store& store, int64_t rank) {
   store.set(here_key(rank), std::vector<uint8_t>{1});
 }
 
-AbsentRanks absent_ranks(c10d::Store& store, const RankList& ranks) {
+AbsentRanks absent_ranks(c10d::Store& store, const RankList& ranks,
+                         const std::function<bool()>& give_up) {
   constexpr size_t kAtOnce = 256, kMostListed = 10;
   RankList listed;
   AbsentRanks absent;
@@ -52,6 +53,7 @@ AbsentRanks absent_ranks(c10d::Store& store, const RankList& ranks) {
     std::vector<std::string> keys;
     for (size_t i = begin; i < end; ++i) keys.push_back(here_key(ranks[i]));
     if (store.check(keys)) continue;
+    if (give_up && give_up()) break;
     for (size_t i = begin; i < end; ++i) {
       if (store.check({keys[i - begin]})) continue;
       ++absent.count;

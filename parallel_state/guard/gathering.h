@@ -24,12 +24,14 @@ bool wait_for_key(c10d::Store& store, const std::string& key, int64_t ranks,
 void note_here(c10d::Store& store, int64_t rank);
 
 /// The ranks among `ranks` that have not announced themselves: "rank 3", "ranks 1, 3, 4"; at most
-/// ten are listed.
+/// ten are listed. Makes up to a request for each rank; once `give_up` says so, it returns what it
+/// has found.
 struct AbsentRanks {
   std::string text;
   int64_t count = 0;
 };
-AbsentRanks absent_ranks(c10d::Store& store, const RankList& ranks);
+AbsentRanks absent_ranks(c10d::Store& store, const RankList& ranks,
+                         const std::function<bool()>& give_up = {});
 
 /// Returns nothing once all of `ranks` have called it with the same initially empty `store`;
 /// otherwise returns why not: the ranks that did not arrive before `deadline`, or what `failure`,

@@ -25,7 +25,7 @@ constexpr char kGivenBack[] = "given back";
 constexpr char kConnecting[] = "connecting";
 constexpr char kConfig = 'C', kCommunication = 'X', kMissing = 'M';
 
-/// The time that a rank waiting for a verdict gives the rank that writes it.
+/// The time that ranks waiting for a verdict give the rank that is to write it.
 constexpr milliseconds kGrace{3000};
 
 std::string claim_key(int64_t rank) { return fmt::format("claim/{}", rank); }
@@ -164,8 +164,9 @@ void Membership::compare_fields() {
   obey(keys_->get_to_str("verdict"));
 }
 
-/// The first rank to time out says for all ranks which ones are missing. If it dies before it has
-/// done so, the others say it after kGrace, and the first verdict counts.
+/// The first rank to time out says for all ranks which ones are missing: with many of them that is
+/// a request for each rank. If it has not done so after kGrace, because it died or is slow, one of
+/// the others takes over, and so on. The first verdict counts.
 void Membership::wait_for(const char* key) {
   RankList gone;
   std::optional<std::string> told;
@@ -176,8 +177,11 @@ void Membership::wait_for(const char* key) {
   };
   if (wait_for_key(*keys_, key, spec_.world_size, deadline_, look)) return;
   const auto report = [&] { post(kMissing, gone.empty() && told ? *told : missing_ranks(gone)); };
-  if (keys_->compareSet("reporter", "", token_) == token_) report();
-  if (!wait_for_key(*keys_, "verdict", spec_.world_size, Clock::now() + kGrace)) report();
+  std::string reporter;
+  do {
+    reporter = keys_->compareSet("reporter", reporter, token_);
+    if (reporter == token_) report();
+  } while (!wait_for_key(*keys_, "verdict", spec_.world_size, Clock::now() + kGrace));
   obey(keys_->get_to_str("verdict"));
 }
 
@@ -197,7 +201,8 @@ std::string Membership::missing_ranks(const RankList& gone) const {
   if (!gone.empty())
     return fmt::format("{} before all ranks had met{}", FailureBoard::Lost{gone, {}}.text(),
                        in_words(spec_.run_id));
-  const AbsentRanks absent = absent_ranks(*keys_, all_ranks());
+  const auto is_told = [&] { return keys_->check({"verdict"}); };
+  const AbsentRanks absent = absent_ranks(*keys_, all_ranks(), is_told);
   return fmt::format(
       "{} did not arrive within {:.1f} s: {} of {} ranks have "
       "arrived{}{}",

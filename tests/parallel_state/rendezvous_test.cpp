@@ -11,6 +11,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 #include <sstream>
 #include <thread>
 
@@ -20,6 +21,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/parallel_state/gathering.h"
 #include "lockstep/parallel_state/network.h"
 #include "lockstep/parallel_state/parallel_state.h"
 #include "lockstep/tests/support/launch.h"
@@ -167,18 +169,49 @@ TEST(Rendezvous, RanksThatDoNotComeAreNamed) {
       "have"));
 }
 
-/// The rank that was to say which ones are missing has died.
+/// A store for ranks of which `died` was to name the missing ones; the rank that takes over dies
+/// too. Counts the requests that look for ranks.
+struct StoreOfDyingReporters : c10d::HashStore {
+  using Bytes = std::vector<uint8_t>;
+  static Bytes bytes(const std::string& text) { return {text.begin(), text.end()}; }
+
+  Bytes compareSet(const std::string& key, const Bytes& expected, const Bytes& wanted) override {
+    if (key.ends_with("/reporter") && expected == died)
+      c10d::HashStore::compareSet(key, expected, bytes("another one that has died"));
+    return c10d::HashStore::compareSet(key, expected, wanted);
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    if (keys.front().find("/here/") != std::string::npos) ++num_looks;
+    return c10d::HashStore::check(keys);
+  }
+
+  const Bytes died = bytes("a process that has died");
+  std::atomic<int> num_looks = 0;
+};
+
+/// One of the others says it, after 3 s for each of those that died.
 TEST(Rendezvous, RanksThatDoNotComeAreNamedWithoutTheRankThatWasToNameThem) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  const c10::intrusive_ptr<c10d::Store> first_generation = c10::make_intrusive<c10d::PrefixStore>(
-      "1", c10::make_intrusive<c10d::PrefixStore>("lockstep/", store));
-  first_generation->set("reporter", std::string("a process that has died"));
+  constexpr int64_t kWorld = 16;
+  const auto store = c10::make_intrusive<StoreOfDyingReporters>();
+  store->set("lockstep//1/reporter", store->died);
   const auto begin = std::chrono::steady_clock::now();
-  for (const auto& error : errors_of(2, [&](size_t rank) {
-         ParallelState(store, static_cast<int64_t>(rank), options_of(3, milliseconds(500)));
+  for (const auto& error : errors_of(8, [&](size_t rank) {
+         ParallelState(store, static_cast<int64_t>(rank), options_of(kWorld, milliseconds(500)));
        }))
-    EXPECT_EQ(error, "rank 2 did not arrive within 0.5 s: 2 of 3 ranks have arrived");
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(4500));
+    EXPECT_EQ(error,
+              "ranks 8, 9, 10, 11, 12, 13, 14, 15 did not arrive within 0.5 s: 8 of 16 ranks have "
+              "arrived");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(8500));
+  EXPECT_EQ(store->num_looks, 1 + kWorld) << "one rank looks for all at once, then for each";
+}
+
+TEST(Rendezvous, ARankStopsLookingOnceAnotherHasNamedTheRanks) {
+  const auto store = c10::make_intrusive<StoreOfDyingReporters>();
+  c10d::PrefixStore keys("run", store);
+  RankList ranks(1000);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  EXPECT_EQ(absent_ranks(keys, ranks, [&] { return store->num_looks > 200; }).count, 256);
+  EXPECT_EQ(absent_ranks(keys, ranks).count, 1000);
 }
 
 /// A launcher knows of ranks that have died before they could say anything.
