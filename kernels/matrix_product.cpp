@@ -10,6 +10,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/kernels/block_product.h"
 
 namespace lockstep::kernels {
 namespace {
@@ -91,6 +92,21 @@ at::Tensor by_onednn(const at::Tensor& x, const at::Tensor& matrix,
                         bias ? std::optional(bias->contiguous()) : bias, "none", no_scalars, "");
 }
 
+/// Whether block_product() computes what takes_onednn() accepts. Its rows of the result are
+/// contiguous.
+bool by_blocks(const at::Tensor& result, const at::Tensor& a, const at::Tensor& b) {
+  return result.stride(1) == 1 && fits_block_product(a, b);
+}
+
+/// Like by_onednn(), which takes what block_product() does not.
+at::Tensor large_product(const at::Tensor& a, const at::Tensor& b) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  if (!fits_block_product(a, b)) return by_onednn(a, b.t());
+  at::Tensor result = at::empty({a.size(0), b.size(1)}, a.options());
+  block_product(result, a, b, /*adds=*/false);
+  return result;
+}
+
 /// Calls visit(part of result, part of a) for some rows at a time. oneDNN copies a transposed `a`
 /// and returns its result in new memory.
 template <class Visit>
@@ -115,13 +131,20 @@ bool onednn_multiplies(const at::Tensor& x) {
 
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& matrix,
                           const std::optional<at::Tensor>& bias) {
-  const bool here = takes_onednn(x, matrix.size(0)) && fits(bias, matrix);
-  return here ? by_onednn(x, matrix, bias) : at::linear(x, matrix, bias);
+  if (!takes_onednn(x, matrix.size(0)) || !fits(bias, matrix)) return at::linear(x, matrix, bias);
+  if (bias || !x.is_contiguous()) return by_onednn(x, matrix, bias);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = matrix.size(0);
+  return large_product(x.view({-1, x.size(-1)}), matrix.t()).view(shape);
 }
 
 void linear_product_into(at::Tensor result, const at::Tensor& x, const at::Tensor& matrix,
                          const std::optional<at::Tensor>& bias) {
-  if (takes_onednn(x, matrix.size(0)) && fits(bias, matrix))
+  const bool here = takes_onednn(x, matrix.size(0)) && fits(bias, matrix);
+  if (here && !bias && by_blocks(result, x, matrix.t()))
+    block_product(result, x, matrix.t(), /*adds=*/false);
+  else if (here)
     result.copy_(by_onednn(x, matrix, bias));
   else if (bias)
     at::addmm_out(result, *bias, x, matrix.t());
@@ -130,7 +153,7 @@ void linear_product_into(at::Tensor result, const at::Tensor& x, const at::Tenso
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
-  return takes_onednn(a, b.size(1)) ? by_onednn(a, b.t()) : at::mm(a, b);
+  return takes_onednn(a, b.size(1)) ? large_product(a, b) : at::mm(a, b);
 }
 
 void product_into(at::Tensor result, const at::Tensor& a, const at::Tensor& b) {
@@ -138,6 +161,7 @@ void product_into(at::Tensor result, const at::Tensor& a, const at::Tensor& b) {
     at::mm_out(result, a, b);
     return;
   }
+  if (by_blocks(result, a, b)) return block_product(result, a, b, /*adds=*/false);
   const at::Tensor matrix = without_gaps(b.t());
   in_parts(result, a, [&](const at::Tensor& part, const at::Tensor& rows) {
     part.copy_(by_onednn(rows, matrix));
@@ -145,6 +169,8 @@ void product_into(at::Tensor result, const at::Tensor& a, const at::Tensor& b) {
 }
 
 void add_product(const at::Tensor& result, const at::Tensor& a, const at::Tensor& b) {
+  if (takes_onednn(a, b.size(1)) && by_blocks(result, a, b))
+    return block_product(result, a, b, /*adds=*/true);
   if (!adds_by_onednn(a, b.size(1))) {
     at::Tensor(result).addmm_(a, b);
     return;

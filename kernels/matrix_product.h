@@ -8,9 +8,10 @@
 
 /// The matrix products of linear layers: those of libtorch, except on x86 processors with AVX-512
 /// that are not Intel's. There libtorch's library for fp32 (MKL) uses its AVX2 path, so oneDNN,
-/// which libtorch also contains, computes fp32 products of 2^20 multiplications or more. Its sums
-/// have a different order, so the last bits differ. A product has the same bits in every run with
-/// the same number of threads, whichever library computes it.
+/// which libtorch also contains, computes fp32 products of 2^20 multiplications or more: by blocks
+/// if there is no bias and the matrices fit into caches (see block_product.h), else by an operator.
+/// Its sums have a different order, so the last bits differ. A product has the same bits in every
+/// run with the same number of threads, whichever library computes it.
 namespace lockstep::kernels {
 
 /// Whether oneDNN computes large products of `x`: in fp32 on the CPU, on those processors, or as
@@ -33,12 +34,12 @@ void linear_product_into(at::Tensor result, const at::Tensor& x, const at::Tenso
 /// a b: a [rows, n], b [n, columns] -> [rows, columns].
 at::Tensor product(const at::Tensor& a, const at::Tensor& b);
 
-/// result = a b, both with two dimensions. oneDNN uses up to 16 MiB of temporary memory for this
-/// and for add_product(), or that of 256 rows of `a` and `result`; plus a copy of `b` if neither
-/// `b` nor its transpose is contiguous.
+/// result = a b, both with two dimensions. oneDNN's operator uses up to 16 MiB of temporary memory
+/// for this and for add_product(), or that of 256 rows of `a` and `result`; plus a copy of `b` if
+/// neither `b` nor its transpose is contiguous.
 void product_into(at::Tensor result, const at::Tensor& a, const at::Tensor& b);
 
-/// result += a b. oneDNN computes it from 2^22 multiplications and sums of 64 terms on.
+/// result += a b. oneDNN's operator computes it from 2^22 multiplications and sums of 64 terms on.
 void add_product(const at::Tensor& result, const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace lockstep::kernels

@@ -7,12 +7,16 @@
 #include <iostream>
 #include <limits>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <ATen/record_function.h>
 
 #include "lockstep/core/error.h"
+#include "lockstep/kernels/transpose_loop.h"
 
 namespace lockstep::kernels {
 namespace {
@@ -26,20 +30,33 @@ class MatrixProduct : public ::testing::Test {
   }
 };
 
-thread_local int calls_of_onednn = 0;
+/// Calls of oneDNN: of its operator, and of products by blocks.
+struct Calls {
+  int operators = 0, blocks = 0;
+  bool operator==(const Calls&) const = default;
+};
 
-/// How often `body` calls oneDNN's product.
-int count_calls(const std::function<void()>& body) {
+std::ostream& operator<<(std::ostream& out, const Calls& calls) {
+  return out << calls.operators << " and " << calls.blocks;
+}
+
+thread_local Calls counted_calls;
+
+Calls count_calls(const std::function<void()>& body) {
   const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(
       [](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
-        if (std::string(call.name()) == "mkldnn::_linear_pointwise") ++calls_of_onednn;
+        const std::string name = call.name();
+        if (name == "mkldnn::_linear_pointwise") ++counted_calls.operators;
+        if (name == "lockstep::block_product") ++counted_calls.blocks;
         return nullptr;
       }));
-  calls_of_onednn = 0;
+  counted_calls = {};
   body();
   at::removeCallback(handle);
-  return calls_of_onednn;
+  return counted_calls;
 }
+
+constexpr Calls kNone = {}, kOperator = {1, 0}, kBlocks = {0, 1};
 
 /// Compares with fp64. The bound holds for any order of the sums: each addition and multiplication
 /// is rounded once, by at most half a unit in the last place.
@@ -59,7 +76,8 @@ struct Sizes {
 };
 
 constexpr Sizes kLarge[] = {{1024, 128, 384}, {1000, 129, 383}, {1, 1024, 1024}, {4096, 3, 97},
-                            {17, 4097, 31},   {257, 64, 64},    {1 << 20, 1, 1}};
+                            {17, 4097, 31},   {257, 64, 64},    {1 << 20, 1, 1}, {256, 64, 64},
+                            {1024, 64, 70},   {320, 101, 99},   {64, 256, 256}};
 
 TEST_F(MatrixProduct, IsTheProductInEveryForm) {
   for (const auto& [rows, in, out] : kLarge) {
@@ -105,11 +123,13 @@ bool is_dense(const at::Tensor& x) {
 /// gaps.
 TEST_F(MatrixProduct, OneDnnGetsNoOperandWithGaps) {
   thread_local int calls = 0, gaps = 0;
+  calls = gaps = 0;
   const auto handle = at::addThreadLocalCallback(
       at::RecordFunctionCallback([](const at::RecordFunction& call)
                                      -> std::unique_ptr<at::ObserverContext> {
-        if (std::string(call.name()) != "mkldnn::_linear_pointwise") return nullptr;
-        ++calls;
+        const std::string name = call.name();
+        calls += name == "mkldnn::_linear_pointwise" || name == "lockstep::block_product" ? 1 : 0;
+        if (name != "mkldnn::_linear_pointwise") return nullptr;
         for (size_t i = 0; i < 3; ++i)
           if (call.inputs()[i].isTensor()) {
             const at::Tensor x = call.inputs()[i].toTensor();
@@ -148,7 +168,7 @@ TEST_F(MatrixProduct, OneDnnGetsNoOperandWithGaps) {
 
 TEST_F(MatrixProduct, ABiasOfAnotherKindIsLibtorchs) {
   const at::Tensor x = at::randn({512, 256}), w = at::randn({512, 256}), one = at::randn({1});
-  EXPECT_EQ(count_calls([&] { expect_product(linear_product(x, w, one), x, w.t(), one); }), 0);
+  EXPECT_EQ(count_calls([&] { expect_product(linear_product(x, w, one), x, w.t(), one); }), kNone);
   for (const at::Tensor& bias : {at::randn({511}), at::randn({512}).to(at::kBFloat16)})
     EXPECT_THROW(linear_product(x, w, bias), c10::Error);
 }
@@ -156,33 +176,113 @@ TEST_F(MatrixProduct, ABiasOfAnotherKindIsLibtorchs) {
 TEST_F(MatrixProduct, GoesThroughManyRowsInParts) {
   const at::Tensor grad = at::randn({20'000, 600}), x = at::randn({20'000, 30});
   at::Tensor sums = at::ones({600, 30});
-  EXPECT_EQ(count_calls([&] { add_product(sums, grad.t(), x); }), 3);
+  EXPECT_EQ(count_calls([&] { add_product(sums, grad.t(), x); }), (Calls{3, 0}));
   expect_product(sums, grad.t(), x, at::ones({600, 30}));
-  EXPECT_EQ(count_calls([&] { product_into(sums, grad.t(), x); }), 3);
+  EXPECT_EQ(count_calls([&] { product_into(sums, grad.t(), x); }), (Calls{3, 0}));
   expect_product(sums, grad.t(), x);
 }
 
 TEST_F(MatrixProduct, LargeOnesInFp32AreThoseOfOneDnn) {
-  const at::Tensor x = at::randn({1024, 128}), w = at::randn({384, 128});
-  const at::Tensor result = at::zeros({1024, 384});
-  EXPECT_EQ(count_calls([&] { linear_product(x, w); }), 1);
-  EXPECT_EQ(count_calls([&] { product(x, w.t()); }), 1);
-  EXPECT_EQ(count_calls([&] { product_into(result, x, w.t()); }), 1);
-  EXPECT_EQ(count_calls([&] { linear_product_into(result, x, w); }), 1);
-  EXPECT_EQ(count_calls([&] { add_product(result, x, w.t()); }), 1);
+  const at::Tensor x = at::randn({1024, 128});
+  for (const int64_t out : {384, 1024}) {  // of 48 K elements, which fit into caches, and of 128 K
+    const at::Tensor w = at::randn({out, 128}), result = at::zeros({1024, out});
+    const Calls expected = out == 384 ? kBlocks : kOperator;
+    EXPECT_EQ(count_calls([&] { linear_product(x, w); }), expected);
+    EXPECT_EQ(count_calls([&] { product(x, w.t()); }), expected);
+    EXPECT_EQ(count_calls([&] { product_into(result, x, w.t()); }), expected);
+    EXPECT_EQ(count_calls([&] { linear_product_into(result, x, w); }), expected);
+    EXPECT_EQ(count_calls([&] { add_product(result, x, w.t()); }), expected);
+    EXPECT_EQ(count_calls([&] { linear_product(x, w, at::zeros({out})); }), kOperator);
+  }
+}
+
+/// The number of tokens is that of rows, or of the terms of a gradient of weights.
+TEST_F(MatrixProduct, BlocksAreForSomeNumbersOfTokensAlone) {
+  const at::Tensor w = at::randn({64, 96});
+  for (const int64_t tokens : {512, 1024, 1000, 515}) {
+    const at::Tensor x = at::randn({tokens, 96}), grad = at::randn({tokens, 64});
+    at::Tensor sums = at::ones({64, 96});
+    const bool blocks = tokens % 64 == 0;
+    EXPECT_EQ(count_calls([&] { expect_product(linear_product(x, w), x, w.t()); }),
+              blocks ? kBlocks : kOperator);
+    EXPECT_EQ(count_calls([&] { expect_product(product(grad, w), grad, w); }),
+              blocks ? kBlocks : kOperator);
+    EXPECT_EQ(count_calls([&] { expect_product(product(grad.t(), x), grad.t(), x); }),
+              blocks ? kBlocks : kOperator);
+    EXPECT_EQ(count_calls([&] { add_product(sums, grad.t(), x); }),
+              blocks ? kBlocks : (tokens < 683 ? kNone : kOperator));
+    expect_product(sums, grad.t(), x, at::ones({64, 96}));
+  }
+}
+
+TEST_F(MatrixProduct, BlocksTakeMatricesInsideOthersAndBothTransposed) {
+  const at::Tensor memory = at::randn({700, 500}), other = at::randn({300, 700});
+  const at::Tensor a = memory.narrow(0, 5, 640).narrow(1, 3, 100);
+  const at::Tensor b = other.narrow(0, 1, 100).narrow(1, 9, 90);
+  const at::Tensor terms = other.narrow(0, 7, 30).narrow(1, 9, 640);
+  at::Tensor sums = at::ones({640, 200});
+  EXPECT_EQ(count_calls([&] { add_product(sums.narrow(1, 4, 90), a, b); }), kBlocks);
+  expect_product(sums.narrow(1, 4, 90), a, b, at::ones({640, 90}));
+  EXPECT_EQ(sums.narrow(1, 0, 4).ne(1).sum().item<int64_t>(), 0);
+  EXPECT_EQ(sums.narrow(1, 94, 106).ne(1).sum().item<int64_t>(), 0);
+  EXPECT_EQ(count_calls([&] { expect_product(product(a.t(), terms.t()), a.t(), terms.t()); }),
+            kBlocks);
+  // Parts of 256 and of 64 terms, and more rows than are added up at a time.
+  const at::Tensor wide = other.narrow(1, 0, 320).t(), grad = at::randn({320, 1100});
+  at::Tensor more = at::ones({1100, 200});
+  EXPECT_EQ(
+      count_calls([&] { add_product(more.narrow(1, 4, 80), grad.t(), wide.narrow(1, 9, 80)); }),
+      kBlocks);
+  expect_product(more.narrow(1, 4, 80), grad.t(), wide.narrow(1, 9, 80), at::ones({1100, 80}));
+  const at::Tensor rows = memory.narrow(0, 0, 320).narrow(1, 9, 80);
+  EXPECT_EQ(count_calls([&] { add_product(more.narrow(1, 100, 80), grad.t(), rows); }), kBlocks);
+  expect_product(more.narrow(1, 100, 80), grad.t(), rows, at::ones({1100, 80}));
+  EXPECT_EQ(more.narrow(1, 84, 16).ne(1).sum().item<int64_t>(), 0);
+  at::Tensor columns = at::ones({90, 640}).t();  // not contiguous along its rows
+  EXPECT_EQ(count_calls([&] { product_into(columns, a, b); }), kOperator);
+  expect_product(columns, a, b);
+}
+
+TEST_F(MatrixProduct, BlocksHaveTheSameBitsWithAnyNumberOfThreads) {
+  const at::Tensor x = at::randn({1024, 128}), w = at::randn({190, 128});
+  const int threads = at::get_num_threads();
+  std::vector<at::Tensor> first;
+  for (const int count : {1, 2, 3}) {
+    at::set_num_threads(count);
+    const at::Tensor y = linear_product(x, w);
+    const std::vector<at::Tensor> found = {y, product(y, w), product(y.t(), x)};
+    if (first.empty()) first = found;
+    for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(found[i], first[i])) << i;
+  }
+  at::set_num_threads(threads);
+}
+
+TEST(Transpose, WritesTheElementsOfTheOtherAndNothingElse) {
+  for (const auto& [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{
+           {1, 1}, {16, 16}, {15, 33}, {64, 17}, {33, 48}, {3, 100}, {0, 5}, {5, 0}}) {
+    const at::Tensor from = at::randn({rows + 1, columns + 3});
+    at::Tensor to = at::full({columns + 2, rows + 5}, 7.0F), expected = to.clone();
+    transpose_loop(from.const_data_ptr<float>(), columns + 3, to.mutable_data_ptr<float>(),
+                   rows + 5, rows, columns);
+    expected.narrow(0, 0, columns)
+        .narrow(1, 0, rows)
+        .copy_(from.narrow(0, 0, rows).narrow(1, 0, columns).t());
+    EXPECT_TRUE(at::equal(to, expected)) << rows << " " << columns;
+  }
 }
 
 TEST_F(MatrixProduct, SmallOnesAndOtherDtypesAreThoseOfLibtorch) {
   const at::Tensor x = at::randn({256, 64}), w = at::randn({63, 64});
   EXPECT_EQ(count_calls([&] { EXPECT_TRUE(at::equal(linear_product(x, w), at::linear(x, w))); }),
-            0);
-  EXPECT_EQ(count_calls([&] { EXPECT_TRUE(at::equal(product(x, w.t()), at::mm(x, w.t()))); }), 0);
+            kNone);
+  EXPECT_EQ(count_calls([&] { EXPECT_TRUE(at::equal(product(x, w.t()), at::mm(x, w.t()))); }),
+            kNone);
   EXPECT_EQ(count_calls([&] {
               const at::Tensor few = at::randn({63, 512}), more = at::randn({512, 256});
               add_product(at::zeros({512, 512}), few.t(), few);
-              add_product(at::zeros({256, 16}), more.t(), more.narrow(1, 0, 16));
+              add_product(at::zeros({256, 7}), more.t(), more.narrow(1, 0, 7));
             }),
-            0);
+            kNone);
   for (const at::ScalarType dtype : {at::kDouble, at::kBFloat16, at::kHalf}) {
     const at::Tensor a = at::randn({512, 64}).to(dtype), b = at::randn({64, 64}).to(dtype);
     EXPECT_FALSE(onednn_multiplies(a));
@@ -197,9 +297,10 @@ TEST_F(MatrixProduct, SmallOnesAndOtherDtypesAreThoseOfLibtorch) {
 TEST_F(MatrixProduct, IsThatOfLibtorchWhereLibtorchMayNotUseOneDnn) {
   const at::Tensor x = at::randn({1024, 128});
   at::globalContext().setUserEnabledMkldnn(false);
-  EXPECT_EQ(count_calls([&] { EXPECT_TRUE(at::equal(product(x, x.t()), at::mm(x, x.t()))); }), 0);
+  EXPECT_EQ(count_calls([&] { EXPECT_TRUE(at::equal(product(x, x.t()), at::mm(x, x.t()))); }),
+            kNone);
   at::globalContext().setUserEnabledMkldnn(true);
-  EXPECT_EQ(count_calls([&] { product(x, x.t()); }), 1);
+  EXPECT_EQ(count_calls([&] { product(x, x.t()); }), kOperator);
 }
 
 TEST_F(MatrixProduct, OfNoRowsOrNoTermsIsLibtorchs) {
