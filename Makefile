@@ -24,9 +24,10 @@ export TSAN_OPTIONS ?= suppressions=$(CURDIR)/tests/sanitizers/thread.supp:ignor
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 # --fresh: when the compiler changes, CMake forgets all other options without it.
+with_compiler = --fresh -DCMAKE_CXX_COMPILER=
 configure_args = -S . -B $(BUILD) -G Ninja -DLOCKSTEP_CUDA=$(LOCKSTEP_CUDA) \
   -DLOCKSTEP_SANITIZE=$(SANITIZE) $(CMAKE_ARGS) \
-  $(if $(filter-out default undefined,$(origin CXX)),--fresh -DCMAKE_CXX_COMPILER=$(CXX))
+  $(if $(filter-out default undefined,$(origin CXX)),$(with_compiler)$(CXX))
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,12 +38,17 @@ help: ## This list
 setup:
 	@scripts/setup compiler packages venv
 
-# Compared in the environment: the options may contain quotes.
+# Compared in the environment: the options may contain quotes. A configuration that failed is
+# repeated. --fresh: the cache would keep a compiler that CXX no longer names, also one of a
+# configuration that failed.
 configure: export CONFIGURE = $(configure_args)
 configure: setup
-	@if [ ! -e $(BUILD)/build.ninja ] || \
-	    [ "$$CONFIGURE" != "$$(cat $(BUILD)/.configure 2>/dev/null)" ]; then \
-	  cmake $(configure_args) && printf '%s\n' "$$CONFIGURE" > $(BUILD)/.configure; \
+	@known=$$(cat $(BUILD)/.configure 2>/dev/null || true); \
+	if [ ! -e $(BUILD)/build.ninja ] || [ "$$CONFIGURE" != "$$known" ]; then \
+	  case $$known in *"$(with_compiler)"*) fresh=--fresh ;; *) fresh= ;; esac; \
+	  mkdir -p $(BUILD); \
+	  printf 'failed: %s\n' "$$CONFIGURE$${fresh:+ $(with_compiler)}" > $(BUILD)/.configure; \
+	  cmake $(configure_args) $$fresh && printf '%s\n' "$$CONFIGURE" > $(BUILD)/.configure; \
 	fi
 
 program: configure ## Build what is installed: the program and the libraries

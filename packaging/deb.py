@@ -40,25 +40,25 @@ def copy_libtorch(build, packages):
         copy(build.torch / name, packages / "torch" / name)
 
 
-def copy_licences(wheels, packages, documents):
-    """Copies the licences of everything that is not Debian's."""
+def copy_licenses(wheels, packages, documents):
+    """Copies the licenses of everything that is not Debian's."""
     shutil.copy(SOURCE / "LICENSE", documents / "copyright")
-    for name, package in COMPILED_IN.items():
-        shutil.copy(notice(package), documents / f"{name}.copyright")
+    for name, their_packages in COMPILED_IN.items():
+        shutil.copy(notice(name, their_packages), documents / f"{name}.copyright")
     distribution, = wheels.glob("torch-*.dist-info")
-    for licence in sorted((distribution / "licenses").glob("*")):
-        shutil.copy(licence, documents / f"libtorch.{licence.name}")
+    for file in sorted((distribution / "licenses").glob("*")):
+        shutil.copy(file, documents / f"libtorch.{file.name}")
     for library in sorted((packages / "nvidia").rglob("*.so*")):
         begin = f"{library.relative_to(packages)},"
-        licences = [licence for distribution in wheels.glob("nvidia_*.dist-info")
+        licenses = [file for distribution in wheels.glob("nvidia_*.dist-info")
                     if any(line.startswith(begin) for line in
                            (distribution / "RECORD").read_text().splitlines())
-                    for licence in (distribution / "licenses").glob("*")]
-        if not licences:
-            fail(f"found no licence of {library.name} in {wheels}/nvidia_*.dist-info")
-        for licence in licences:
-            name = licence.parents[1].name.partition("-")[0]
-            shutil.copy(licence, documents / f"{name}.{licence.name}")
+                    for file in (distribution / "licenses").glob("*")]
+        if not licenses:
+            fail(f"found no license of {library.name} in {wheels}/nvidia_*.dist-info")
+        for file in licenses:
+            name = file.parents[1].name.partition("-")[0]
+            shutil.copy(file, documents / f"{name}.{file.name}")
 
 
 def move_shared(installed, shared):
@@ -81,7 +81,7 @@ def write_root(build, root):
     copy_libtorch(build, packages)
     shared = root / "usr/share"
     (shared / "doc/lockstep").mkdir(parents=True)
-    copy_licences(build.torch.parent, packages, shared / "doc/lockstep")
+    copy_licenses(build.torch.parent, packages, shared / "doc/lockstep")
     move_shared(packages / "lockstep/share", shared)
     program = root / "usr/bin/lockstep"
     program.parent.mkdir()

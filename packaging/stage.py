@@ -16,9 +16,11 @@ RPATH = "$ORIGIN/../lib:$ORIGIN/../../torch/lib:$ORIGIN/../../nvidia/cu13/lib"
 # A line of LockstepConfig.cmake in a build with CUDA.
 WITH_CUDA = "set(LOCKSTEP_TORCH_CUDA ON)"
 
-# Libraries that are compiled into ours: {name: Debian package}.
-COMPILED_IN = {"CLI11": "libcli11-dev", "nlohmann-json": "nlohmann-json3-dev"}
-DOCUMENTS = pathlib.Path("/usr/share/doc")
+# Libraries that are compiled into ours: {name: patterns of the packages of Debian and of others}.
+COMPILED_IN = {"CLI11": ["libcli11-dev", "cli11*"],
+               "nlohmann-json": ["nlohmann-json3-dev", "json-devel", "nlohmann?json*"]}
+# Where Debian and where others keep the licenses of packages.
+DOCUMENTS, LICENSES = pathlib.Path("/usr/share/doc"), pathlib.Path("/usr/share/licenses")
 
 
 # Finds the tools of .venv, wherever this is called from.
@@ -29,13 +31,21 @@ def fail(message):
     sys.exit(f"{pathlib.Path(sys.argv[0]).stem}: {message}")
 
 
-def notice(package):
-    """Returns the file with the copyright and licence of a Debian package, whose name is a pattern:
-    the number in a library's name changes from one Debian to the next."""
-    found = sorted(DOCUMENTS.glob(f"{package}/copyright"))
+def notice(library, packages):
+    """Returns the file with the copyright and license of a library. Its packages are patterns: the
+    number in a library's name changes from one release of a system to the next."""
+    places = [path for package in packages for path in (
+        *sorted(DOCUMENTS.glob(f"{package}/copyright")),
+        *sorted(LICENSES.glob(f"{package}/*"), reverse=True))]  # LICENSE before COPYING
+    given = os.environ.get("LOCKSTEP_NOTICES")
+    if given:
+        places.insert(0, pathlib.Path(given, library))
+    found = next((path for path in places if path.is_file()), None)
     if not found:
-        fail(f"found no {DOCUMENTS}/{package}/copyright, which must come along with that library")
-    return found[-1]
+        fail(f"found no license of {library}, which must come along with that library, in "
+             f"{DOCUMENTS}/{packages[0]} or {LICENSES}/{packages[-1]}; copy it to a file "
+             f"'{library}' in a folder, and set LOCKSTEP_NOTICES to that folder")
+    return found
 
 
 def run(*command, **options):

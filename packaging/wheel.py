@@ -14,11 +14,13 @@ from stage import COMPILED_IN, SOURCE, build_and_dist, fail, notice, run
 
 # The libraries in the wheels that torch depends on.
 OF_TORCH = ["libtorch*", "libc10*", "libcudart*", "libgomp*", "libnccl*"]
-# The libraries that auditwheel copies in: {name: pattern of Debian's package}.
-COPIED_IN = {"libprotobuf": "libprotobuf[0-9]*", "libutf8proc": "libutf8proc[0-9]*",
-             "libzstd": "libzstd1"}
+# The libraries that auditwheel copies in, with their packages as in COMPILED_IN.
+COPIED_IN = {"libprotobuf": ["libprotobuf[0-9]*", "protobuf"],
+             "libutf8proc": ["libutf8proc[0-9]*", "utf8proc"],
+             "libzstd": ["libzstd1", "libzstd", "zstd"]}
 # The same, where SentencePiece was found.
-SENTENCEPIECE = {"libsentencepiece": "libsentencepiece[0-9]*"}
+SENTENCEPIECE = {
+    "libsentencepiece": ["libsentencepiece[0-9]*", "sentencepiece-libs", "sentencepiece"]}
 
 
 def describe(build):
@@ -41,8 +43,8 @@ def write_project(build, folder):
     others = COMPILED_IN | COPIED_IN
     if (prefix / "lib/liblockstep_sentencepiece.so").exists():
         others |= SENTENCEPIECE
-    for name, package in others.items():
-        shutil.copy(notice(package), folder / f"LICENSE.{name}")
+    for name, packages in others.items():
+        shutil.copy(notice(name, packages), folder / f"LICENSE.{name}")
 
 
 def main():

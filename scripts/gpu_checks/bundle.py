@@ -12,6 +12,7 @@ import sys
 from . import layouts
 from .commands import CommandFailed, all_ranks_need, run, run_ranks
 from .parsing import missing_libraries, resolved_libraries
+from .report import holds_results_alone
 
 MEBIBYTE = 1 << 20
 LARGEST = 48 * MEBIBYTE
@@ -123,7 +124,10 @@ def check_replaceable(folder):
     if not folder.exists():
         return
     names = {path.name for path in folder.iterdir()}
-    if names and (names - ENTRIES or not (folder / "lockstep").is_file()):
+    is_bundle = not names - ENTRIES and (folder / "lockstep").is_file()
+    # A check may have run before there was a bundle.
+    has_results_alone = names == {"out"} and holds_results_alone(folder / "out")
+    if names and not is_bundle and not has_results_alone:
         raise CommandFailed(f"--folder {folder} would be deleted, and it is neither empty nor an "
                             f"earlier build-gpu: it holds {', '.join(sorted(names)[:3])}")
 

@@ -7,6 +7,7 @@ import pathlib
 TABLE_CHARACTERS = 12_000
 LINE_CHARACTERS = 160
 FILES, FILE_BYTES = 8, 16 << 20
+TEXTS = {"table.txt", "log.txt"}
 
 OK, FAILED, VALUE, LEFT_OUT = "ok", "FAILED", "value", "left out"
 
@@ -31,6 +32,20 @@ def one_line(text):
         text = text.decode(errors="replace")
     lines = [" ".join(line.split()) for line in str(text).splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing"
+
+
+def holds_results_alone(folder):
+    """Returns whether a folder holds nothing but what Report.write() writes, or nothing."""
+    folder = pathlib.Path(folder)
+    if not folder.is_dir():
+        return False
+    files = list(folder.iterdir())
+    names = {path.name for path in files}
+    documents = names - TEXTS
+    return (all(path.is_file() for path in files)
+            and (not names or TEXTS <= names)
+            and len(documents) <= FILES - len(TEXTS)
+            and all(name.endswith(".json") for name in documents))
 
 
 class Report:

@@ -73,6 +73,7 @@ class Table(Folder):
         files = list((self.folder / "out").iterdir())
         self.assertEqual(len(files), 8)
         self.assertLessEqual(max(path.stat().st_size for path in files), 16 << 20)
+        bundle.check_replaceable(self.folder)
         self.assertEqual(json.loads((self.folder / "out/figures0.json").read_text()), {"i": 0})
         self.assertEqual((self.folder / "out/table.txt").read_text(),
                          "speed     value    125M: 12 ms\n")
@@ -316,16 +317,20 @@ class Travel(Folder):
             self.assertFalse(bundle.is_foreign(name, "/usr/lib/" + name, torch), name)
 
     def test_only_an_earlier_bundle_is_replaced(self):
-        build, other = self.folder / "build", self.folder / "other"
+        build, other, checked, theses = (self.folder / str(i) for i in range(4))
         other.mkdir()
         for folder in (other, other / "not there"):
             bundle.check_replaceable(folder)
         for name in (*bundle.PROGRAMS, "losses.json", "out/table.txt"):
             self.program(build / name)
         bundle.check_replaceable(build)
+        self.report.write(checked / "out")  # before there was a bundle
+        bundle.check_replaceable(checked)
         self.program(build / "build.ninja")  # a build folder has the same programs
-        self.program(other / "lib/thesis.tex")
-        for folder, names in ((build, "benchmarks, build.ninja, lib"), (other, "lib")):
+        for path in (other / "lib/thesis.tex", checked / "out/thesis.tex", theses / "out/1.json"):
+            self.program(path)
+        for folder, names in ((build, "benchmarks, build.ninja, lib"), (other, "lib"),
+                              (checked, "out"), (theses, "out")):
             with self.assertRaisesRegex(commands.CommandFailed, f"would be deleted, .* {names}"):
                 bundle.build(SCRIPTS, build, folder, compiles=False)
         self.assertTrue((other / "lib/thesis.tex").exists())

@@ -53,7 +53,7 @@ class Deb(Installed):
         for name in libraries:
             self.assertNotRegex(name, r"torch_cuda|c10_cuda|lockstep_\w+_cuda|nccl")
 
-    def test_the_licences_of_others_come_along(self):
+    def test_the_licenses_of_others_come_along(self):
         documents = self.root / "usr/share/doc/lockstep"
         found = {path.name for path in documents.iterdir() if path.stat().st_size > 0}
         self.assertLessEqual({"CLI11.copyright", "nlohmann-json.copyright", "libtorch.LICENSE"},

@@ -136,16 +136,65 @@ class Configuration(unittest.TestCase):
                          [f"{self.root}/lockstep.h", f"{self.root}/core/fp8.h",
                           f"{self.build}/generated/config.h"])
 
-    def test_an_nvcc_of_another_cuda_is_none(self):
-        nvcc = self.root / "cuda-12/bin/nvcc"
+    def write_nvcc(self, release):
+        nvcc = self.root / f"cuda {release}/bin/nvcc"
         nvcc.parent.mkdir(parents=True)
-        nvcc.write_text("#!/bin/sh\necho Cuda compilation tools, release 12.4, V12.4.131\n")
+        nvcc.write_text(f"#!/bin/sh\necho Cuda compilation tools, release {release}, V1\n")
         nvcc.chmod(0o755)
+        return nvcc
+
+    def test_an_nvcc_of_another_cuda_is_none(self):
+        nvcc = self.write_nvcc("12.4")
         told = self.configure(
-            f"-DLOCKSTEP_NVCC={nvcc}", "-DCMAKE_IGNORE_PATH=/usr/local/cuda/bin;/usr/local/bin",
+            f"-DLOCKSTEP_NVCC:FILEPATH={nvcc}",  # as an earlier configuration has found it
+            "-DCMAKE_IGNORE_PATH=/usr/local/cuda/bin;/usr/local/bin",
             cuda="ON", status=1, PATH=f"{nvcc.parent}:/usr/bin:/bin",
             CUDA_HOME=str(nvcc.parents[1]))
         self.assertIn("LOCKSTEP_CUDA=ON, but no nvcc of CUDA 13 was found. `make build", told)
+
+    def test_an_nvcc_of_another_cuda_that_is_asked_for_is_refused(self):
+        nvcc = self.write_nvcc("12.4")
+        other = self.write_nvcc("13.0")
+        for cuda in ("AUTO", "ON"):
+            told = self.configure(f"-DLOCKSTEP_NVCC={nvcc}", cuda=cuda, status=1,
+                                  CUDA_HOME=str(other.parents[1]))
+            self.assertIn(f"LOCKSTEP_NVCC: found {nvcc}, allowed: an nvcc of CUDA 13", told)
+
+    def test_cmakes_name_of_the_nvcc_and_a_bare_name_are_taken(self):
+        first, second = self.write_nvcc("13.1"), self.write_nvcc("13.0")
+        link = self.root / "link"
+        link.symlink_to(first.parent)
+        others = {"CUDA_HOME": str(second.parents[1]), "PATH": f"{link}:{os.environ['PATH']}"}
+        for options in ([f"-DCMAKE_CUDA_COMPILER={first}"], ["-DLOCKSTEP_NVCC=nvcc"],
+                        ["-DCMAKE_CUDA_COMPILER=nvcc"],
+                        [f"-DLOCKSTEP_NVCC={first}", "-DCMAKE_CUDA_COMPILER=nvcc"]):
+            shutil.rmtree(self.build, ignore_errors=True)
+            for _ in range(2):  # these compile nothing, but CMake keeps them
+                told = self.configure(*options, cuda="ON", status=1, **others)
+                self.assertNotIn("allowed:", told)
+                cache = (self.build / "CMakeCache.txt").read_text()
+                found = re.findall(r"^(?:LOCKSTEP_NVCC|CMAKE_CUDA_COMPILER):\w+=(.+)", cache, re.M)
+                self.assertEqual({pathlib.Path(path).resolve() for path in found}, {first}, options)
+        told = self.configure(f"-DCMAKE_CUDA_COMPILER={self.write_nvcc('12.4')}", "--fresh",
+                              cuda="ON", status=1, **others)
+        self.assertIn("cuda 12.4/bin/nvcc, allowed: an nvcc of CUDA 13", told)
+
+    def test_a_configured_folder_keeps_its_nvcc(self):
+        old, new = self.write_nvcc("12.4"), self.write_nvcc("13.0")
+        told = self.configure(
+            f"-DLOCKSTEP_NVCC:FILEPATH={old}", f"-DCMAKE_CUDA_COMPILER:FILEPATH={old}",
+            cuda="AUTO", status=1, CUDA_HOME=str(new.parents[1]))
+        self.assertIn(f"CMAKE_CUDA_COMPILER: found {old}, allowed: {new}, which is", told)
+        self.assertIn("configure with --fresh", told)
+
+    def test_a_folder_whose_nvcc_has_gone_builds_without(self):
+        gone = self.root / "gone/bin/nvcc"
+        found = [f"-D{field}:FILEPATH={gone}" for field in ("LOCKSTEP_NVCC", "CMAKE_CUDA_COMPILER")]
+        for options in (found, []):
+            told = self.configure(
+                *options, "-DCMAKE_IGNORE_PATH=/usr/local/cuda/bin;/usr/local/bin", cuda="AUTO",
+                PATH="/usr/bin:/bin", CUDA_HOME="")
+            self.assertIn("Building without CUDA: no nvcc of CUDA 13 was found", told)
 
 
 if __name__ == "__main__":

@@ -166,7 +166,8 @@ class Documents(unittest.TestCase):
 
     def test_the_readme_and_the_library_page_show_code_that_is_compiled(self):
         shown = {"README.md": [("examples/custom_loop/main.cpp", "snippet")],
-                 "docs/library.md": [("examples/tensor_parallel_model/main.cpp", "snippet"),
+                 "docs/library.md": [("tests/models/router_step_test.cpp", "gpt"),
+                                     ("examples/tensor_parallel_model/main.cpp", "snippet"),
                                      ("tests/optimizer/param_groups_test.cpp", "groups")]}
         for page, compiled in shown.items():
             snippets = []

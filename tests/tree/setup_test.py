@@ -179,20 +179,21 @@ $2" ;;
 class Configure(Machine):
     """`make configure` with a cmake that only writes its arguments down."""
 
-    def configure(self, *words):
+    def configure(self, *words, fails=False):
         """Returns the options that cmake gets; None if it is not called."""
         called = self.root / "called"
         called.unlink(missing_ok=True)
         result = subprocess.run(["make", "-C", self.root, "configure", *words], capture_output=True,
                                 text=True, check=False, env={"PATH": os.environ["PATH"]})
-        self.assertEqual((result.returncode, result.stderr), (0, ""), result.stdout)
+        self.assertEqual(result.returncode != 0, fails, result.stdout + result.stderr)
         return called.read_text().splitlines() if called.exists() else None
 
     def test_another_option_is_seen_whatever_its_quotes(self):
         shutil.copy(SOURCE / "Makefile", self.root)
         self.program("setup", "", self.root / "scripts")
         self.program("cmake", f"""mkdir -p build && touch build/build.ninja
-          printf '%s\\n' "$@" > '{self.root}/called'""", self.root / ".venv/bin")
+          printf '%s\\n' "$@" > '{self.root}/called'
+          case "$*" in *-DBAD*) exit 1 ;; esac""", self.root / ".venv/bin")
         first = self.configure()
         self.assertIn("-DLOCKSTEP_CUDA=AUTO", first)
         self.assertNotIn("CMAKE_CXX_COMPILER", "".join(first))
@@ -205,6 +206,16 @@ class Configure(Machine):
                              set(self.configure("CXX=clang++", "LOCKSTEP_CUDA=OFF")))
         self.assertIsNone(self.configure("CXX=clang++", "LOCKSTEP_CUDA=OFF"))
         self.assertIn("-DCMAKE_CXX_COMPILER=g++", self.configure("CXX=g++", "LOCKSTEP_CUDA=OFF"))
+        # The cache would keep the compiler.
+        self.assertIn("--fresh", self.configure("LOCKSTEP_CUDA=OFF"))
+        self.assertIsNone(self.configure("LOCKSTEP_CUDA=OFF"))
+        self.configure("CXX=g++", "CMAKE_ARGS=-DBAD=1", fails=True)
+        for _ in range(2):
+            self.assertIn("--fresh", self.configure("CMAKE_ARGS=-DBAD=1", fails=True))
+        self.assertIn("--fresh", self.configure("LOCKSTEP_CUDA=OFF"))
+        # After --fresh for another reason the cache is kept.
+        self.assertIn("--fresh", self.configure("CMAKE_ARGS=-DX=1 --fresh"))
+        self.assertNotIn("--fresh", self.configure())
 
 
 if __name__ == "__main__":
