@@ -276,6 +276,9 @@ void Optimizer::keep_numbers_on_device() {
 }
 
 void Optimizer::upload_numbers() {
+  require<UsageError>(numbers_on_device_,
+                      "Optimizer::upload_numbers: found a call without numbers on the device, "
+                      "allowed: after keep_numbers_on_device()");
   for (OptimizerState& state : states_)
     state.upload_numbers(groups_, config_.weight_decay, num_steps_ + 1);
 }

@@ -74,11 +74,12 @@ struct OptimizerProgress {
 /// weights, from which they are rounded.
 ///
 /// With optimizer.offload and models on a device, the state is in the host's memory, and the host
-/// computes the update, by the same rules and with the same bits. The device holds none of it. In
-/// each step the gradients that this rank needs are copied to the host, together with the
-/// parameters if there are no master weights or the update rule is your own, and the new parameters
-/// are copied back. The host needs page-locked memory for a gradient and a parameter of each
-/// element; CUDA's allocator rounds the memory of each buffer up to a power of two.
+/// computes the update, by the same rules; adam and sgd are written to have the same bits there,
+/// which has not been checked on a GPU. The device holds none of it. In each step the gradients
+/// that this rank needs are copied to the host, together with the parameters if there are no master
+/// weights or the update rule is your own, and the new parameters are copied back. The host needs
+/// page-locked memory for a gradient and a parameter of each element; CUDA's allocator rounds the
+/// memory of each buffer up to a power of two.
 ///
 /// Learning rate and weight decay are those of the parameter's group (see group_params()): from the
 /// configuration, or from overrides. Groups change neither communication nor checkpoints.
@@ -159,7 +160,8 @@ class Optimizer {
   /// upload_numbers() fills that memory for the next step: call it before each start_step() and
   /// before each launch of a recorded step. finish_step() follows each, as usual. A second
   /// call does nothing: the memory stays where a recorded step reads it. UsageError, without a
-  /// change: an update rule without step_numbers(), such as muon; an offloaded state.
+  /// change: an update rule without step_numbers(), such as muon; an offloaded state; and from
+  /// upload_numbers() without this call.
   void keep_numbers_on_device();
   void upload_numbers();
 

@@ -47,6 +47,10 @@ class WholeMatrices final : public UpdateRule {
     for (size_t i = 0; i < range.state.size(); ++i) take(range.state[i], whole.state[i]);
   }
 
+  std::vector<double> step_numbers(double rate, double decay, int64_t step) const override {
+    return rule_->step_numbers(rate, decay, step);
+  }
+
  private:
   std::shared_ptr<const UpdateRule> rule_;
   ParallelState state_;

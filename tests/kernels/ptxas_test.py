@@ -9,6 +9,7 @@ import unittest
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(sm_\w+)'")
 SHARED = re.compile(r"(\d+) bytes smem")
+REGISTERS = re.compile(r"Used (\d+) registers")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
@@ -47,6 +48,15 @@ class PtxasTest(unittest.TestCase):
                     self.assertEqual(match.groups(), ("0", "0", "0"), entry)
         self.assertGreater(entries, 0)
         self.assertEqual(spills, entries)
+
+    def test_the_largest_block_has_enough_registers(self):
+        most = 65536 // 512  # of a multiprocessor, by the threads of the largest block we launch
+        found = 0
+        for text in messages():
+            for number in REGISTERS.findall(text):
+                found += 1
+                self.assertLessEqual(int(number), most)
+        self.assertGreater(found, 0)
 
     def test_dynamic_shared_memory_leaves_room_for_the_static_one(self):
         source = pathlib.Path(__file__).parents[2] / "kernels/layers/norm_cuda.cu"

@@ -4,6 +4,8 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <ATen/ATen.h>
 
@@ -22,12 +24,31 @@ using testing::OperatorCounts;
 using testing::run_ranks;
 using testing::throws_with;
 
+/// Whole matrices, at the rate that a recorded step finds in the control, or else in the range.
+struct ScaledMatrices final : UpdateRule {
+  ScaledMatrices() : UpdateRule({.name = "scaled_matrices", .unit = UpdateUnit::matrix}) {}
+
+  void update(const UpdateRange& range) const override {
+    const bool recorded = range.control.numel() > 2;
+    const double rate = recorded ? range.control[2].item<double>() : range.learning_rate;
+    const at::Tensor grad = range.gradient();
+    range.write_weights(range.weights - grad * (rate / grad.norm().item<double>()));
+  }
+  std::vector<double> step_numbers(double rate, double /*decay*/, int64_t /*step*/) const override {
+    return {rate};
+  }
+};
+
 /// A vector and then a matrix. With muon they are in two buffers, of which only that of the vector
 /// has a rule with step_numbers().
 class VectorAndMatrix {
  public:
-  VectorAndMatrix(const ParallelState& state, OptimizerKind kind) {
-    net_.add("vector", {5}).add("matrix", {4, 3}, {.update = ParamUpdate::matrix});
+  /// `matrices`: what updates the matrix, rows of which are cut over tp; null: the rule of `kind`.
+  VectorAndMatrix(const ParallelState& state, OptimizerKind kind,
+                  std::shared_ptr<const UpdateRule> matrices = nullptr) {
+    ParamDescription matrix{.update = ParamUpdate::matrix};
+    if (matrices) matrix.placements[MeshAxis::tp] = Shard{0};
+    net_.add("vector", {5}).add("matrix", {4, 3}, matrix);
     for (const auto& [name, param] : net_.params()) {
       const at::NoGradGuard no_grad;
       at::Tensor(param).copy_(wave(name, param, 0));
@@ -36,7 +57,7 @@ class VectorAndMatrix {
                                                      false, MatrixLayout::whole);
     OptimizerConfig config = adamw_config();
     config.optimizer = kind;
-    optimizer_ = make_optimizer({ddp_.get()}, config);
+    optimizer_ = make_optimizer({ddp_.get()}, config, {}, std::move(matrices));
   }
 
   Optimizer& optimizer() { return *optimizer_; }
@@ -75,6 +96,37 @@ TEST(NumbersOnDevice, ARefusalLeavesTheOptimizerAsItWas) {
       refused.step(step);
       plain.step(step);
       refused.expect_same_bits(plain);
+    }
+  });
+}
+
+TEST(NumbersOnDevice, AreThoseOfAnOwnRuleOfMatrices) {
+  for (const int64_t ranks : {1, 2})
+    run_ranks(ranks,
+              [](const ParallelState& state) {
+                const auto rule = std::make_shared<const ScaledMatrices>();
+                VectorAndMatrix kept(state, OptimizerKind::adam, rule),
+                    plain(state, OptimizerKind::adam, rule);
+                kept.optimizer().keep_numbers_on_device();
+                for (int step = 1; step <= 3; ++step) {
+                  kept.optimizer().set_learning_rate(0.01 * step);
+                  plain.optimizer().set_learning_rate(0.01 * step);
+                  kept.optimizer().upload_numbers();
+                  kept.step(step);
+                  plain.step(step);
+                  kept.expect_same_bits(plain);
+                }
+              },
+              {.sizes = {.tensor = ranks}});
+}
+
+TEST(NumbersOnDevice, AreUploadedOnlyAfterTheCallThatKeepsThem) {
+  run_ranks(1, [](const ParallelState& state) {
+    VectorAndMatrix both(state, OptimizerKind::muon);
+    for (int attempt = 1; attempt <= 2; ++attempt) {
+      EXPECT_TRUE(throws_with<UsageError>([&] { both.optimizer().upload_numbers(); },
+                                          "Optimizer::upload_numbers: found a call without"));
+      EXPECT_THROW(both.optimizer().keep_numbers_on_device(), UsageError);
     }
   });
 }
