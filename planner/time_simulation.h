@@ -50,7 +50,7 @@ struct StepTime {
 /// The host takes Machine::launch_s for each kernel and operation, and waits for its device when it
 /// reads from it. Otherwise it runs ahead, unless the machine is synchronous: there launches and
 /// kernels alternate. All ranks of a class (see JobGroups) take the same time, in an operation that
-/// of the rank of the class whose group lies worst on the hosts.
+/// of the rank of the class whose group has the worst placement on hosts.
 ///
 /// UsageError: programs without kernels or with fewer than two steps, or whose ranks wait for each
 /// other in a cycle, which prove_order() explains; also as for JobGroups.
