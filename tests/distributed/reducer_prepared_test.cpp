@@ -235,6 +235,7 @@ TEST(Reducer, FinalizingInsideNoSyncAsksForNoGradient) {
   const auto guard = reducer.no_sync();
   linear_loss(params, {0}, 1).backward();
   reducer.finalize_backward();
+  EXPECT_TRUE(all_equal_to(params[0].tensor.grad(), 2 + 1));
 }
 
 TEST(Reducer, WithUnusedParametersTwoBackwardsDoNotShareAnIteration) {
