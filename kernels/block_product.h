@@ -14,9 +14,10 @@ bool fits_block_product(const at::Tensor& a, const at::Tensor& b);
 
 /// result = a b; or result += a b if `adds`. By oneDNN's kernel for blocks (brgemm), which libtorch
 /// exports. oneDNN's operator also looks up a primitive and copies operands, which matters most for
-/// small matrices (docs/performance.md). Rows of the result must be contiguous. If `a` is transposed, at most 256 terms are added in registers before they are added
-/// to the result. Takes temporary memory for a `b` that is transposed, at most 512 KiB, and 68 KiB
-/// of each thread's stack.
+/// small matrices (docs/performance.md). Rows of the result must be contiguous. If `a` is
+/// transposed, at most 256 terms are added in registers before they are added to the result. Takes
+/// temporary memory for a `b` that is transposed, at most 512 KiB, and 68 KiB of each thread's
+/// stack.
 void block_product(const at::Tensor& result, const at::Tensor& a, const at::Tensor& b, bool adds);
 
 }  // namespace lockstep::kernels
