@@ -22,25 +22,25 @@ LOCKSTEP_LANE void run_losses(const CrossEntropyLosses<W>& a, int64_t first, int
 
 }  // namespace
 
-LOCKSTEP_VECTOR_CLONES
+LOCKSTEP_FMA_CLONES
 void cross_entropy_loop(bool smoothed, const CrossEntropyRows<float>& a, int64_t first,
                         int64_t end) {
   run_cross_entropy(smoothed, a, first, end);
 }
 
-LOCKSTEP_VECTOR_CLONES
+LOCKSTEP_FMA_CLONES
 void cross_entropy_loop(bool smoothed, const CrossEntropyRows<double>& a, int64_t first,
                         int64_t end) {
   run_cross_entropy(smoothed, a, first, end);
 }
 
-LOCKSTEP_VECTOR_CLONES
+LOCKSTEP_FMA_CLONES
 void cross_entropy_loop(bool smoothed, const CrossEntropyRows<Bf16>& a, int64_t first,
                         int64_t end) {
   run_cross_entropy(smoothed, a, first, end);
 }
 
-LOCKSTEP_VECTOR_CLONES
+LOCKSTEP_FMA_CLONES
 void cross_entropy_loop(bool smoothed, const CrossEntropyRows<Fp16>& a, int64_t first,
                         int64_t end) {
   run_cross_entropy(smoothed, a, first, end);
@@ -54,25 +54,25 @@ void cross_entropy_losses_loop(const CrossEntropyLosses<double>& a, int64_t firs
   run_losses(a, first, end);
 }
 
-LOCKSTEP_VECTOR_CLONES
+LOCKSTEP_FMA_CLONES
 void cross_entropy_gradient_loop(const CrossEntropyGradientRows<float>& a, int64_t first,
                                  int64_t end) {
   cross_entropy_gradient_rows(VectorBlock{}, a, first, end);
 }
 
-LOCKSTEP_VECTOR_CLONES
+LOCKSTEP_FMA_CLONES
 void cross_entropy_gradient_loop(const CrossEntropyGradientRows<double>& a, int64_t first,
                                  int64_t end) {
   cross_entropy_gradient_rows(VectorBlock{}, a, first, end);
 }
 
-LOCKSTEP_VECTOR_CLONES
+LOCKSTEP_FMA_CLONES
 void cross_entropy_gradient_loop(const CrossEntropyGradientRows<Bf16>& a, int64_t first,
                                  int64_t end) {
   cross_entropy_gradient_rows(VectorBlock{}, a, first, end);
 }
 
-LOCKSTEP_VECTOR_CLONES
+LOCKSTEP_FMA_CLONES
 void cross_entropy_gradient_loop(const CrossEntropyGradientRows<Fp16>& a, int64_t first,
                                  int64_t end) {
   cross_entropy_gradient_rows(VectorBlock{}, a, first, end);

@@ -23,45 +23,45 @@ LOCKSTEP_LANE void run_swiglu_gradient(const T* grad, const T* inner, T* of_inne
 
 }  // namespace
 
-LOCKSTEP_VECTOR_CLONES
+LOCKSTEP_FMA_CLONES
 void swiglu_loop(const float* inner, float* result, int64_t rows, int64_t width) {
   run_swiglu(inner, result, rows, width);
 }
 
-LOCKSTEP_VECTOR_CLONES
+LOCKSTEP_FMA_CLONES
 void swiglu_loop(const double* inner, double* result, int64_t rows, int64_t width) {
   run_swiglu(inner, result, rows, width);
 }
 
-LOCKSTEP_VECTOR_CLONES
+LOCKSTEP_FMA_CLONES
 void swiglu_loop(const Bf16* inner, Bf16* result, int64_t rows, int64_t width) {
   run_swiglu(inner, result, rows, width);
 }
 
-LOCKSTEP_VECTOR_CLONES
+LOCKSTEP_FMA_CLONES
 void swiglu_loop(const Fp16* inner, Fp16* result, int64_t rows, int64_t width) {
   run_swiglu(inner, result, rows, width);
 }
 
-LOCKSTEP_VECTOR_CLONES
+LOCKSTEP_FMA_CLONES
 void swiglu_gradient_loop(const float* grad, const float* inner, float* of_inner, int64_t rows,
                           int64_t width) {
   run_swiglu_gradient(grad, inner, of_inner, rows, width);
 }
 
-LOCKSTEP_VECTOR_CLONES
+LOCKSTEP_FMA_CLONES
 void swiglu_gradient_loop(const double* grad, const double* inner, double* of_inner, int64_t rows,
                           int64_t width) {
   run_swiglu_gradient(grad, inner, of_inner, rows, width);
 }
 
-LOCKSTEP_VECTOR_CLONES
+LOCKSTEP_FMA_CLONES
 void swiglu_gradient_loop(const Bf16* grad, const Bf16* inner, Bf16* of_inner, int64_t rows,
                           int64_t width) {
   run_swiglu_gradient(grad, inner, of_inner, rows, width);
 }
 
-LOCKSTEP_VECTOR_CLONES
+LOCKSTEP_FMA_CLONES
 void swiglu_gradient_loop(const Fp16* grad, const Fp16* inner, Fp16* of_inner, int64_t rows,
                           int64_t width) {
   run_swiglu_gradient(grad, inner, of_inner, rows, width);

@@ -5,9 +5,11 @@
 
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
+#include "lockstep/core/vector_clones.h"
 #include "lockstep/kernels/exp_sums.h"
 #include "lockstep/kernels/float_storage.h"
 
@@ -192,16 +194,29 @@ struct VectorBlock {
   template <class T>
   LOCKSTEP_LANE static T exp_normal(T x) {
     using C = ExpConstants<T>;
-    const T shifted = x * static_cast<T>(0x1.71547652b82fep0) + C::kShift;
+    const T shifted = fused(x, static_cast<T>(0x1.71547652b82fep0), C::kShift);
     const T count = shifted - C::kShift;
-    const T rest = (x - count * C::kHigh) - count * C::kLow;
+    const T rest = fused(-count, C::kLow, fused(-count, C::kHigh, x));
     constexpr auto kTerms = taylor_of_exp<T, C::kDegree>();
     T series = kTerms[C::kDegree];
-    for (int k = C::kDegree; k > 0; --k) series = series * rest + kTerms[k - 1];
+#pragma GCC unroll 16  // as a loop it would keep g++ from vectorizing the loop over elements
+    for (int k = C::kDegree; k > 0; --k) series = fused(series, rest, kTerms[k - 1]);
     using Bits = typename C::Bits;
     const Bits power =
         (std::bit_cast<Bits>(shifted) << C::kMantissa) + std::bit_cast<Bits>(C::kOne);
     return series * std::bit_cast<T>(power);
+  }
+
+ private:
+  /// a b + c, rounded once unless the compiler would call the C library for each: clang for
+  /// x86-64, and the sanitizers' builds.
+  template <class T>
+  LOCKSTEP_LANE static T fused(T a, T b, T c) {
+#if LOCKSTEP_COMPILES_FMA
+    return std::fma(a, b, c);
+#else
+    return a * b + c;
+#endif
   }
 };
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import resource
+import shutil
 import subprocess
 import unittest
 
@@ -189,7 +190,8 @@ class CommandLine(EndToEnd):
     def test_numbers_of_generate(self):
         for option, found, allowed in (
                 ("--max-tokens", 10**20, "an integer >= 0"), ("--seed", "-1", "an integer >= 0"),
-                ("--temperature", "nan", "a finite number >= 0")):
+                ("--temperature", "nan", "a finite number >= 0"),
+                ("--timeout", "0", "a number of seconds from 0.001 to 3153600000 (100 years)")):
             with self.subTest((option, found)):
                 result = run(LOCKSTEP, "generate", self.folder, "--prompt", "a", option, found)
                 self.assert_failed(result, 2, f"{option}: found '{found}', allowed: {allowed}")
@@ -252,6 +254,23 @@ class CommandLine(EndToEnd):
         self.assertEqual(off, "no (LOCKSTEP_DIRECT_MEMORY is 0); ranks of this host send messages")
         self.assertEqual(wrong.returncode, 1)
         self.assertIn("found '2', allowed: 0 or 1", json.loads(wrong.stdout)["self_test"])
+
+    def test_memory_comes_in_huge_pages_unless_the_user_decides(self):
+        program = self.folder / "lockstep"
+        shutil.copy(LOCKSTEP, program)
+        told = self.folder / "libexec/lockstep"
+        told.parent.mkdir()
+        told.write_text("#!/bin/sh\nprintf %s \"$GLIBC_TUNABLES\"\n")
+        told.chmod(0o755)
+        for given, expected in ((None, "glibc.malloc.hugetlb=1"),
+                                ("", "glibc.malloc.hugetlb=1"),
+                                ("glibc.malloc.check=0",
+                                 "glibc.malloc.check=0:glibc.malloc.hugetlb=1"),
+                                ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0")):
+            with self.subTest(given):
+                environment = {} if given is None else {"GLIBC_TUNABLES": given}
+                result = run(program, "doctor", **environment)
+                self.assertEqual(result.stdout.decode(), expected, result.stderr)
 
     def test_doctor(self):
         result = run(LOCKSTEP, "doctor", "--json")
