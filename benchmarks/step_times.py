@@ -1,10 +1,11 @@
 """Compares `lockstep plan time` with measured steps: random jobs on this host's CPU.
 
     build/lockstep doctor --calibrate runs/machine.textproto
-    python benchmarks/step_times.py runs/machine.textproto [--jobs 20] [--seed 1] [--steps 14]
+    python benchmarks/step_times.py runs/machine.textproto [--jobs 20] [--seed 1] [--seconds 2]
 
 Each job is one rank, or two that split the data, the tensors or the pipeline. Each rank has as many
-threads as the machine file says; the measured time is the median of the steps after the first four.
+threads as the machine file says; the measured time is the median of the steps after the first four,
+of which there are ten or as many as are planned to take --seconds.
 Prints all jobs and errors, their median and 95th percentile, and Kendall's tau of the two orders.
 """
 
@@ -64,9 +65,9 @@ def call(*command, **environment):
     return result.stdout
 
 
-def planned_ms(ranks, fields, steps, machine):
+def planned_ms(ranks, fields, machine):
     answer = call(LOCKSTEP, "plan", "time", SOURCE / "configs/tiny.textproto",
-                  *overrides(fields, steps), "--world-size", ranks, "--machine", machine, "--json")
+                  *overrides(fields, WARM_UP), "--world-size", ranks, "--machine", machine, "--json")
     return json.loads(answer)["step_ms"]
 
 
@@ -95,7 +96,7 @@ def main():
     parser.add_argument("machine", type=pathlib.Path)
     parser.add_argument("--jobs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--seconds", type=float, default=2)
     arguments = parser.parse_args()
     threads = int(re.search(r"of (\d+) threads", arguments.machine.read_text()).group(1))
     draw = random.Random(arguments.seed)
@@ -105,8 +106,9 @@ def main():
     for index in range(arguments.jobs):
         layout = LAYOUTS[index % len(LAYOUTS)]
         ranks, fields = draw_job(draw, layout)
-        planned.append(planned_ms(ranks, fields, arguments.steps, arguments.machine))
-        measured.append(measured_ms(ranks, fields, arguments.steps, threads))
+        planned.append(planned_ms(ranks, fields, arguments.machine))
+        steps = WARM_UP + max(10, round(1e3 * arguments.seconds / planned[-1]))
+        measured.append(measured_ms(ranks, fields, steps, threads))
         text = " ".join(f"{path.split('.')[1]}={value}" for path, value in fields.items())
         print(f"{layout:>5}  planned {planned[-1]:9.2f} ms  measured {measured[-1]:9.2f} ms  "
               f"{planned[-1] / measured[-1] - 1:+7.1%}  load {os.getloadavg()[0]:4.1f}  {text}",

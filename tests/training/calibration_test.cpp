@@ -13,6 +13,7 @@
 #include "lockstep/tests/training/planned_layouts.h"
 #include "lockstep/training/operator_trials.h"
 #include "lockstep/training/planned_job.h"
+#include "lockstep/training/step_trials.h"
 
 namespace lockstep {
 namespace {
@@ -81,6 +82,29 @@ TEST(OperatorTrials, TheOperatorsOfStepsAreListed) {
                                "model.add_bias_linear=true"}})
     for (const std::string& name : used_operators(config_of(overrides), 0.05))
       EXPECT_TRUE(listed.contains(name)) << name << " with " << fmt::format("{}", overrides);
+}
+
+TEST(StepTrials, TheHostTakesWhatKernelsLeaveOfTheStep) {
+  Machine machine = parse_machine(
+      "ranks_per_host: 1 half_tflops: 1 wide_tflops: 1 matrix_efficiency { from: 0 share: 1 } "
+      "memory_gb_per_s: 10 memory_efficiency { from: 0 share: 1 } inside_host { gb_per_s: 1 "
+      "efficiency: 1 latency_us: 1 } synchronous: true",
+      "test");
+  // What steps would take if the host needed 7 us for each kernel and collective of the programs.
+  std::vector<double> measured;
+  for (const Config& config : step_trials()) {
+    const RankProgram program = record_rank(config, 1, 0, /*kernels=*/true);
+    const size_t steps = program.step_ends.size();
+    double seconds = 0;
+    for (size_t i = program.step_ends[steps - 2]; i < program.step_ends[steps - 1]; ++i) {
+      const ProgramEvent& event = program.events[i];
+      if (event.kind == ProgramEvent::Kind::kernel)
+        seconds += 7e-6 + machine.seconds(program.kernels[event.value]);
+    }
+    measured.push_back(seconds);
+  }
+  EXPECT_NEAR(launch_seconds_of(measured, machine, 1e-6), 7e-6, 1e-12);
+  EXPECT_DOUBLE_EQ(launch_seconds_of({1e-9, 1e-9}, machine, 2e-6), 2e-6);
 }
 
 TEST(Calibration, MeasuresWhatAMachineFileHas) {

@@ -86,13 +86,14 @@ SUBROOMS = {
         "hugging_face": {"files", "state"},
     },
     "training": {"reports": set(), "telemetry": set(), "planned": {""},
-                 "calibration": {"planned"}},
+                 "calibration": {"", "planned"}},
     "testing": {"ranks": set(), "layouts": {"ranks"}, "checks": {"ranks", "layouts"}},
 }
 # The headers that users include; these and those that they include are installed.
 PUBLIC_HEADERS = {
     "lockstep.h", "core/config_io.h", "parallel_state/planning.h", "models/context_parallel.h",
-    "models/moe_layer.h", "models/recompute.h", "optimizer/orthogonalize.h",
+    "models/key_value_cache.h", "models/moe_layer.h", "models/recompute.h",
+    "optimizer/orthogonalize.h",
     "datasets/build_dataset.h", "datasets/dataset_summary.h", "datasets/merge_datasets.h",
     "datasets/microbatch_loader.h",
     "datasets/tokenizer.h", "planner/memory_plan.h", "checkpoint/checkpoint_folder.h",

@@ -1,6 +1,7 @@
 #include "lockstep/training/calibration.h"
 
 #include <algorithm>
+#include <array>
 #include <barrier>
 #include <exception>
 #include <mutex>
@@ -12,6 +13,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/training/link_trials.h"
 #include "lockstep/training/operator_trials.h"
+#include "lockstep/training/step_trials.h"
 #include "lockstep/training/stop_watch.h"
 
 namespace lockstep {
@@ -74,7 +76,7 @@ double half_rate(double seconds) {
 
 /// The times that one rank measures while the others do the same.
 struct HostTimes {
-  std::vector<double> operators;
+  std::vector<double> operators = {}, steps = {};
   double bare_call = 0, launch = 0, half_rate = 0;
 };
 
@@ -97,8 +99,14 @@ class HostTrials {
  private:
   void run_as(int64_t rank) {
     at::set_num_threads(threads_);
-    const at::NoGradGuard no_grad;
     HostTimes times;
+    try {
+      for (const Config& config : step_trials())
+        times.steps.push_back(step_seconds(config, options_.seconds_each));
+    } catch (...) {
+      keep_error();
+    }
+    const at::NoGradGuard no_grad;
     try {
       times.bare_call = bare_call_seconds();
       times.launch = launch_seconds();
@@ -128,12 +136,16 @@ class HostTrials {
   void add(const HostTimes& times) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const double share = 1 / static_cast<double>(options_.ranks);
-    average_.operators.resize(times.operators.size());
-    for (size_t i = 0; i < times.operators.size(); ++i)
-      average_.operators[i] += share * times.operators[i];
+    add(average_.operators, times.operators, share);
+    add(average_.steps, times.steps, share);
     average_.bare_call += share * times.bare_call;
     average_.launch += share * times.launch;
     average_.half_rate += share * times.half_rate;
+  }
+
+  static void add(std::vector<double>& sums, const std::vector<double>& terms, double share) {
+    sums.resize(terms.size());
+    for (size_t i = 0; i < terms.size(); ++i) sums[i] += share * terms[i];
   }
 
   const CalibrationOptions& options_;
@@ -144,6 +156,34 @@ class HostTrials {
   std::exception_ptr error_;
   HostTimes average_;
 };
+
+/// What another program adds to a time is gone from the lower of two, measured some seconds apart.
+HostTimes lower(HostTimes one, const HostTimes& other) {
+  const auto take = [](double& a, double b) { a = std::min(a, b); };
+  for (size_t i = 0; i < one.operators.size(); ++i) take(one.operators[i], other.operators[i]);
+  for (size_t i = 0; i < one.steps.size(); ++i) take(one.steps[i], other.steps[i]);
+  take(one.bare_call, other.bare_call);
+  take(one.launch, other.launch);
+  one.half_rate = std::max(one.half_rate, other.half_rate);
+  return one;
+}
+
+/// Medians of all numbers. Not the lower ones: ranks wait for each other, and so for what disturbs
+/// either.
+Machine::Link median_link(const std::array<Machine::Link, 3>& all) {
+  Machine::Link result = all[0];
+  const auto median = [&](auto number) {
+    return median_of({number(all[0]), number(all[1]), number(all[2])});
+  };
+  for (size_t i = 0; i < result.collectives.size(); ++i)
+    for (size_t k = 0; k < result.collectives[i].points.size(); ++k)
+      result.collectives[i].points[k].seconds =
+          median([&](const Machine::Link& link) { return link.collectives[i].points[k].seconds; });
+  result.latency_s = median([](const Machine::Link& link) { return link.latency_s; });
+  result.occupancy = median([](const Machine::Link& link) { return link.occupancy; });
+  result.bytes_per_s = median([](const Machine::Link& link) { return link.bytes_per_s; });
+  return result;
+}
 
 /// Work and times of each operator. Launches are counted separately, so the cost of every call is
 /// subtracted; at least a tenth remains.
@@ -195,8 +235,18 @@ Machine calibrate(const CalibrationOptions& options) {
                        cores);
   const int before = at::get_num_threads(), threads = static_cast<int>(cores / options.ranks);
   const std::vector<OperatorTrial> trials = operator_trials();
-  const HostTimes measured = HostTrials(options, trials, threads).run();
-  if (options.progress) options.progress("collectives");
+  CalibrationOptions half = options;  // of the time: operators are measured twice
+  half.seconds_each /= 2;
+  std::array<Machine::Link, 3> links;
+  const auto measure = [&](Machine::Link& link) {
+    if (options.progress) options.progress("collectives");
+    link = measure_link(threads);
+  };
+  measure(links[0]);
+  HostTimes measured = HostTrials(half, trials, threads).run();
+  measure(links[1]);
+  measured = lower(std::move(measured), HostTrials(half, trials, threads).run());
+  measure(links[2]);
   Machine machine;
   machine.name = fmt::format("{} CPU ranks of {} threads", options.ranks, threads);
   machine.ranks_per_host = options.ranks;
@@ -206,9 +256,9 @@ Machine calibrate(const CalibrationOptions& options) {
   machine.memory_bytes_per_s = best_rate(machine.operators, {"aten::add", "aten::mul"});
   machine.matrix = shares_of(machine.operators, "aten::mm", machine.wide_flops_per_s);
   machine.memory = shares_of(machine.operators, "aten::mul", machine.memory_bytes_per_s);
-  machine.launch_s = measured.launch;
   machine.synchronous = true;
-  machine.inside_host = measure_link(threads);
+  machine.inside_host = median_link(links);
+  machine.launch_s = launch_seconds_of(measured.steps, machine, measured.launch);
   at::set_num_threads(before);
   return machine;
 }
