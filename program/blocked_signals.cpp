@@ -27,6 +27,9 @@ BlockedSignals::BlockedSignals() {
   for (const int signal : {SIGTERM, SIGINT, SIGHUP})
     if (!is_ignored(signal)) sigaddset(&taken_, signal);
   sigprocmask(SIG_BLOCK, &taken_, &before_);
+  struct sigaction ignore = {};
+  ignore.sa_handler = SIG_IGN;
+  ::sigaction(SIGPIPE, &ignore, &pipe_before_);
   descriptor_ = ::signalfd(-1, &taken_, SFD_CLOEXEC | SFD_NONBLOCK);
   require<UsageError>(descriptor_ >= 0, "launch: no descriptor for signals: {}",
                       std::strerror(errno));
@@ -35,6 +38,11 @@ BlockedSignals::BlockedSignals() {
 BlockedSignals::~BlockedSignals() {
   ::close(descriptor_);
   restore();
+}
+
+void BlockedSignals::restore() const {
+  ::sigaction(SIGPIPE, &pipe_before_, nullptr);
+  sigprocmask(SIG_SETMASK, &before_, nullptr);
 }
 
 int BlockedSignals::next() const {

@@ -61,7 +61,7 @@ class Ranks {
     return std::count_if(members_.begin(), members_.end(), std::mem_fn(condition));
   }
   /// Whether the run is ending: a rank has ended as all ranks of a run do. A loss counts no more.
-  bool is_over() const { return program_.elastic && over_ != 0; }
+  bool is_over() const { return over_ != 0; }
   bool may_start_again() const {
     return failed_ && !told_to_end_ && !is_over() && status_ != kRefused &&
            restarts_ < program_.max_restarts;
@@ -194,7 +194,7 @@ class Ranks {
     if (member.rank < 0) return tell("{}{}", end, others ? "; the others keep running" : "");
     const bool with_the_others = code == kStopped || code == kDiverged;
     if (status_ == 0 || !with_the_others) status_ = code;
-    if (with_the_others) over_ = code;
+    if (with_the_others && over_ == 0) over_ = code;
     if (with_the_others) return;
     if (belongs_to_stop(status)) return end_stopped(end);
     if (!program_.elastic || told_to_end_ || code == kRefused) {

@@ -18,8 +18,8 @@ namespace lockstep {
 ///
 /// After a failure all ranks are started again once the last one has ended, at most `max_restarts`
 /// times: with the same LOCKSTEP_JOB_ID, the next TORCHELASTIC_RESTART_COUNT and another free port.
-/// There is no restart after a signal to this process, nor if the rank exited with 2: a
-/// configuration that was refused stays refused.
+/// There is no restart after a signal to this process, nor once a rank has ended with 3 or 4, nor
+/// if the rank exited with 2: a configuration that was refused stays refused.
 ///
 /// With `elastic` the other ranks stay (see launch_channel.h): they leave their round, report that
 /// and wait. A rank that does not report it within its own timeout plus 15 s, or that stays stopped

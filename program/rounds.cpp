@@ -61,7 +61,7 @@ class Rounds {
     is_spare_ = channel_ && LaunchChannel::spare_of() > 0;
     first_world_size_ = is_spare_ ? LaunchChannel::spare_of() : environment_.world_size;
     if (config_.train.elastic == Elastic::dp)
-      keep_global_batch(config_, first_world_size_, folder_, start_);
+      keep_global_batch(config_, first_world_size_, folder_, start_before_meeting());
     check_replicas_in_memory(config_, channel_ != nullptr, first_world_size_);
     check_layout(config_, first_world_size_);
     device_ = choose_device(config_.train.device,
@@ -80,6 +80,13 @@ class Rounds {
   }
 
  private:
+  /// With a store of torchrun's agent the ranks know only after they have met whether it is a
+  /// restart. They look for the job's checkpoints in any case: a first start finds none.
+  JobStart start_before_meeting() const {
+    JobStart start = start_;
+    if (environment_.agent_serves_store) start.restarts = 1;
+    return start;
+  }
   /// Why the round ended, if another can begin; unset when training is over.
   std::optional<std::string> lost_in_round() {
     std::unique_ptr<ParallelState> state;
@@ -87,7 +94,7 @@ class Rounds {
       ParallelStateOptions options = parallel_options(config_, device_);
       if (channel_) options.meeting_obstacle = [this] { return channel_->round_is_over(); };
       state = std::make_unique<ParallelState>(environment_, std::move(options));
-      train_({config_, *state, start_, copies_});
+      train_({config_, *state, with_earlier_rounds(start_, state->earlier_rounds()), copies_});
       return std::nullopt;
     } catch (const std::exception& error) {
       if (state) state->post_failure(error.what());

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "lockstep/parallel_state/launch_environment.h"
@@ -11,6 +12,7 @@ namespace lockstep {
 struct JobStart {
   std::string job_id;  ///< the same after every restart, and unique to the job; empty: not known
   int64_t restarts = 0;
+  bool counted_by_slurm = false;  ///< which starts the whole job again, torchrun included
 };
 
 /// From LOCKSTEP_JOB_ID, which `lockstep launch` sets, or torchrun's TORCHELASTIC_RUN_ID (unless it
@@ -21,5 +23,10 @@ JobStart read_job_start(const EnvironmentReader& read);
 
 /// The same, from the environment of this process.
 JobStart read_job_start();
+
+/// The start of ranks that have met, with their ParallelState::earlier_rounds(). In a store of
+/// torchrun's agent that number is the same on all ranks. It replaces torchrun's count, in which
+/// several hosts may differ, and adds to Slurm's: a requeued job has a new store.
+JobStart with_earlier_rounds(JobStart start, std::optional<int64_t> rounds);
 
 }  // namespace lockstep

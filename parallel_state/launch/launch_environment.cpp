@@ -69,9 +69,10 @@ LaunchEnvironment read_ranks(const Variables& variables, Launcher launcher, cons
   return env;
 }
 
-/// A port that all ranks of a run derive in the same way from its name.
+/// A port that all ranks of a run derive in the same way from its name. It is below 32768, where
+/// Linux begins to take ports for connections.
 int port_of_run(const std::string& run_id) {
-  return 20000 + static_cast<int>(text_digest(run_id) % 20000);
+  return 20000 + static_cast<int>(text_digest(run_id) % 12000);
 }
 
 void read_meeting_point(const Variables& variables, LaunchEnvironment& env,
@@ -92,9 +93,9 @@ LaunchEnvironment read_torchrun(const Variables& variables) {
   env.master_address = variables.text("MASTER_ADDR");
   env.master_port = variables.number("MASTER_PORT", 1, kMaxPort);
   env.agent_serves_store = variables.text_or("TORCHELASTIC_USE_AGENT_STORE", "False") == "True";
-  if (variables.has("TORCHELASTIC_RUN_ID"))
-    env.run_id = variables.text("TORCHELASTIC_RUN_ID") + "/" +
-                 variables.text_or("TORCHELASTIC_RESTART_COUNT", "0");
+  if (variables.has("TORCHELASTIC_RUN_ID")) env.run_id = variables.text("TORCHELASTIC_RUN_ID");
+  if (!env.run_id.empty() && !env.agent_serves_store)
+    env.run_id += "/" + variables.text_or("TORCHELASTIC_RESTART_COUNT", "0");
   return env;
 }
 
@@ -133,11 +134,12 @@ LaunchEnvironment read_slurm(const Variables& variables) {
 }
 
 /// LOCKSTEP_RUN_ID and, if the launcher counts its restarts, their number.
-std::string given_run_id(const Variables& variables, Launcher launcher) {
+std::string given_run_id(const Variables& variables, const LaunchEnvironment& env) {
   const std::string id = variables.text("LOCKSTEP_RUN_ID");
-  const char* const count = launcher == Launcher::torchrun ? "TORCHELASTIC_RESTART_COUNT"
-                            : launcher == Launcher::slurm  ? "SLURM_RESTART_COUNT"
-                                                           : nullptr;
+  const bool of_torchrun = env.launcher == Launcher::torchrun && !env.agent_serves_store;
+  const char* const count = of_torchrun                       ? "TORCHELASTIC_RESTART_COUNT"
+                            : env.launcher == Launcher::slurm ? "SLURM_RESTART_COUNT"
+                                                              : nullptr;
   return count && variables.has(count) ? id + "/" + variables.text(count) : id;
 }
 
@@ -177,7 +179,7 @@ LaunchEnvironment read_launch_environment(const EnvironmentReader& read) {
   } else if (variables.has("SLURM_PROCID") && variables.has("SLURM_STEP_ID")) {
     env = read_slurm(variables);
   }
-  if (variables.has("LOCKSTEP_RUN_ID")) env.run_id = given_run_id(variables, env.launcher);
+  if (variables.has("LOCKSTEP_RUN_ID")) env.run_id = given_run_id(variables, env);
   return env;
 }
 
@@ -203,11 +205,16 @@ JobStart read_job_start(const EnvironmentReader& read) {
   if (variables.has("SLURM_JOB_ID") && variables.has("SLURM_STEP_ID"))
     return {
         fmt::format("slurm {}.{}", variables.text("SLURM_JOB_ID"), variables.text("SLURM_STEP_ID")),
-        restarts("SLURM_RESTART_COUNT")};
+        restarts("SLURM_RESTART_COUNT"), /*counted_by_slurm=*/true};
   return {};
 }
 
 JobStart read_job_start() { return read_job_start(environment_of_process()); }
+
+JobStart with_earlier_rounds(JobStart start, std::optional<int64_t> rounds) {
+  if (rounds) start.restarts = *rounds + (start.counted_by_slurm ? start.restarts : 0);
+  return start;
+}
 
 int slurm_tasks_on_node(const std::string& tasks_per_node, int node) {
   const char* at = tasks_per_node.data();

@@ -25,7 +25,8 @@ struct LaunchEnvironment {
   /// Otherwise rank 0 serves the store.
   bool agent_serves_store = false;
 
-  /// Distinguishes this run from others that use the same store, and from its own restarts.
+  /// Distinguishes this run from others that use the same store, and from its own restarts (in the
+  /// store of torchrun's agent, the ranks do that when they meet).
   std::string run_id;
 
   /// Whether all ranks run on this host, so that they meet on the loopback interface: according to
@@ -43,12 +44,13 @@ using EnvironmentReader = std::function<std::optional<std::string>(const char* n
 /// MPI's (OMPI_COMM_WORLD_*), Slurm's step variables (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID,
 /// SLURM_STEP_NODELIST, SLURM_STEP_TASKS_PER_NODE); if none is set, a single process. Open MPI and
 /// Slurm do not say where to meet: MASTER_ADDR and MASTER_PORT are used if they are set; otherwise
-/// the first host of the step (Slurm) or, on one host, loopback, and a port derived from the job's
-/// id.
+/// the first host of the step (Slurm) or, on one host, loopback, and a port from 20000 to 31999
+/// derived from the job's id.
 ///
 /// run_id is torchrun's TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT ("ID/0"), Slurm's job,
 /// step and SLURM_RESTART_COUNT ("77.0/0"), Open MPI's PMIX_NAMESPACE; otherwise empty. If
-/// LOCKSTEP_RUN_ID is set, it replaces all of that but the count of restarts.
+/// LOCKSTEP_RUN_ID is set, it replaces all of that but the count of restarts. With a store of
+/// torchrun's agent there is no count ("ID"): the agents of several hosts count differently.
 ///
 /// ConfigError names the variable that is missing, not a number, or out of range.
 LaunchEnvironment read_launch_environment(const EnvironmentReader& read);

@@ -102,6 +102,7 @@ Membership::~Membership() {
                       fmt::format("{} {}", generation_, kGivenBack));
     keys_->add("left", 1);
     if (spec_.serves_store) wait_for_check_outs();
+    if (spec_.admit && refused_) admit_late_ranks();
   } catch (const std::exception&) {
     // The store is gone with the process that served it.
   }
@@ -171,6 +172,7 @@ void Membership::wait_for(const char* key) {
   RankList gone;
   std::optional<std::string> told;
   const auto look = [&] {
+    if (spec_.admit) spec_.admit();
     gone = ended_processes(*keys_, all_ranks());
     told = obstacle();
     return !gone.empty() || told;
@@ -228,6 +230,7 @@ void Membership::obey(const std::string& verdict) {
   if (verdict == kAgreed) return;
   const std::string message = verdict.substr(1);
   incomplete_ = verdict.front() == kMissing;
+  refused_ = verdict.front() == kConfig;
   if (verdict.front() == kConfig) throw ConfigError(message);
   throw CommunicationError(message);
 }
@@ -249,9 +252,22 @@ void Membership::wait_for_check_outs() {
   }
 }
 
-/// The members that have not checked out and may still do so.
+/// Not where a rank was claimed twice or has ended: a late one may be a process of the next round.
+void Membership::admit_late_ranks() {
+  constexpr milliseconds kPatience{3000}, kPause{20};
+  const auto end = std::min(deadline_, Clock::now() + kPatience);
+  while (Clock::now() < end && num_to_leave(spec_.world_size) > 0) {
+    spec_.admit();
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
 int64_t Membership::num_absent_members() const {
-  const int64_t members = incomplete_ ? keys_->add("members", 0) : spec_.world_size;
+  return num_to_leave(incomplete_ ? keys_->add("members", 0) : spec_.world_size);
+}
+
+/// Those of `members` ranks that have not checked out and may still do so.
+int64_t Membership::num_to_leave(int64_t members) const {
   const int64_t absent = members - keys_->add("left", 0);
   if (absent == 0) return 0;
   const auto ended = static_cast<int64_t>(ended_processes(*keys_, all_ranks()).size());

@@ -31,8 +31,12 @@ struct MembershipSpec {
   std::shared_ptr<void> server = {};
   /// Called repeatedly: returns why not all ranks will come. May be empty.
   std::function<std::optional<std::string>()> obstacle = {};
+  /// Of rank 0, in the store of torchrun's agent: lets in the ranks that have come meanwhile. It is
+  /// called repeatedly.
+  std::function<void()> admit = {};
   /// The secret that the ranks prove to each other when they meet; null: none.
   std::shared_ptr<const Secret> secret = {};
+  std::optional<int64_t> round = {};  ///< in the store of torchrun's agent (AgentRounds)
 };
 
 /// One rank's part in a run, from its claim to its check-out. It uses only the store, so that
@@ -54,7 +58,9 @@ class Membership {
              Clock::time_point deadline);
   /// Checks out. If this rank serves the store, it waits until the others have checked out or are
   /// known to be lost: for at most 5 s, 2 s after a failure, 10 s after a refusal, for ranks that
-  /// are yet to learn of it. While one of them is Connecting, it waits spec.timeout longer.
+  /// are yet to learn of it. While one of them is Connecting, it waits spec.timeout longer. With
+  /// spec.admit, after a refused configuration, it admits the others for up to 3 s, until all have
+  /// checked out: they learn the reason only from this round.
   ~Membership();
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
@@ -66,6 +72,7 @@ class Membership {
 
   /// 1 for the first, or only, run with this store and run id.
   int64_t generation() const { return generation_; }
+  std::optional<int64_t> round() const { return spec_.round; }
 
   /// A store with only this generation's keys.
   const c10::intrusive_ptr<c10d::Store>& store() const { return keys_; }
@@ -82,7 +89,9 @@ class Membership {
   int64_t num_absent_members() const;
   std::string post(char kind, const std::string& message);
   void obey(const std::string& verdict);
+  int64_t num_to_leave(int64_t members) const;
   void wait_for_check_outs();
+  void admit_late_ranks();
 
   MembershipSpec spec_;  ///< destroyed last, with the server
   c10::intrusive_ptr<c10d::Store> whole_;
@@ -94,6 +103,7 @@ class Membership {
   int64_t generation_ = 0;
   bool agreed_ = false;
   bool incomplete_ = false;  ///< some ranks did not come in time
+  bool refused_ = false;     ///< the ranks' configurations do not fit
 };
 
 /// While it lives, this rank makes connections, which cannot be interrupted: the rank that serves

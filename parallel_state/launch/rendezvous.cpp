@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/TCPStoreBackend.hpp>
 
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/agent_rounds.h"
 #include "lockstep/parallel_state/closed_store.h"
 #include "lockstep/parallel_state/gathering.h"
 #include "lockstep/parallel_state/job_secret.h"
@@ -193,6 +194,41 @@ std::unique_ptr<Membership> join_served_by_rank_0(const LaunchEnvironment& envir
   }
 }
 
+int64_t round_of_agents(const LaunchEnvironment& environment, const StorePtr& store,
+                        MembershipSpec& spec, Clock::time_point deadline) {
+  const auto rounds = std::make_shared<AgentRounds>(store, environment.run_id);
+  if (environment.rank == 0) {
+    spec.admit = [rounds] { rounds->admit(); };
+    return rounds->begin();
+  }
+  std::optional<std::string> obstacle;
+  const auto look = [&] { return spec.obstacle && (obstacle = spec.obstacle()).has_value(); };
+  const auto round = rounds->await(environment.world_size, deadline, look);
+  if (!round)
+    fail_at_store(
+        environment, "use",
+        obstacle.value_or(fmt::format(
+            "rank 0 did not answer within {:.1f} s; it has not come, or has left the round",
+            static_cast<double>(spec.timeout.count()) / 1e3)));
+  return *round;
+}
+
+/// A rank 0 that leaves the run may still answer a rank that has left it too; the next run has
+/// another round.
+std::unique_ptr<Membership> join_served_by_agent(const LaunchEnvironment& environment,
+                                                 MembershipSpec spec, Clock::time_point deadline) {
+  const StorePtr store = reach(environment, spec, deadline);
+  if (spec.secret)
+    spec.fields.insert(spec.fields.begin(), secret_field(environment, *store, *spec.secret));
+  for (;;) {
+    MembershipSpec of_round = spec;
+    of_round.round = round_of_agents(environment, store, of_round, deadline);
+    of_round.run_id += fmt::format("{}{}", spec.run_id.empty() ? "" : "/", *of_round.round);
+    auto membership = std::make_unique<Membership>(store, std::move(of_round), deadline);
+    if (membership->generation() == 1) return membership;
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<Membership> join_run(const LaunchEnvironment& environment, MembershipSpec spec) {
@@ -203,10 +239,9 @@ std::unique_ptr<Membership> join_run(const LaunchEnvironment& environment, Membe
   if (!spec.serves_store && !environment.agent_serves_store)
     return join_served_by_rank_0(environment, spec, deadline);
   try {
-    StorePtr store =
-        spec.serves_store ? serve(environment, spec) : reach(environment, spec, deadline);
-    if (environment.agent_serves_store && spec.secret)
-      spec.fields.insert(spec.fields.begin(), secret_field(environment, *store, *spec.secret));
+    if (environment.agent_serves_store)
+      return join_served_by_agent(environment, std::move(spec), deadline);
+    StorePtr store = serve(environment, spec);
     return std::make_unique<Membership>(std::move(store), std::move(spec), deadline);
   } catch (const c10::Error& error) {
     fail_to_use_store(environment, error);

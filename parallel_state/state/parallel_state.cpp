@@ -298,9 +298,7 @@ struct ParallelState::Impl {
 };
 
 ParallelState ParallelState::single_process(c10::Device device) {
-  ParallelStateOptions options;
-  options.device = device;
-  return ParallelState(nullptr, 0, std::move(options));
+  return ParallelState(nullptr, 0, {.device = device});
 }
 
 ParallelState ParallelState::planning_rank(const ParallelSizes& sizes, int64_t rank,
@@ -338,8 +336,11 @@ ParallelState::ParallelState(const c10::intrusive_ptr<c10d::Store>& store, int64
 int64_t ParallelState::rank() const { return impl_->rank; }
 int64_t ParallelState::world_size() const { return impl_->options.sizes.world_size; }
 c10::Device ParallelState::device() const { return impl_->options.device; }
-
 const RankGrids& ParallelState::grids() const { return impl_->grids; }
+
+std::optional<int64_t> ParallelState::earlier_rounds() const {
+  return impl_->membership ? impl_->membership->round() : std::nullopt;
+}
 
 ProcessGroup ParallelState::group(GroupKind kind) const {
   return impl_->group(to_string(kind), {impl_->ranks_of(kind), impl_->options_of(kind)});
@@ -372,7 +373,6 @@ ProcessGroup ParallelState::group_of_ranks(const std::string& name, RankList ran
 }
 
 void ParallelState::begin_step(int64_t step) const { impl_->guard->set_step(step); }
-
 const std::shared_ptr<StepClock>& ParallelState::step_clock() const { return impl_->clock; }
 
 void ParallelState::check_in_step() const {

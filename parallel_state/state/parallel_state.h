@@ -84,9 +84,11 @@ struct ParallelStateOptions {
 /// thread checks for failures and signals that this rank is alive, four times a second.
 ///
 /// When the last copy is destroyed, the rank checks out. If rank 0 serves the store, it waits for
-/// the others to check out, for at most 5 s, 2 s after a failure, 10 s after a refusal. After that
-/// no rank can create a group or learn of a failure. Once all ranks have checked out they can meet
-/// again, with a new ParallelState on each of them; until then they wait for the remaining ones.
+/// the others to check out, for at most 5 s, 2 s after a failure, 10 s after a refusal. In the
+/// store of torchrun's agent it waits only if their configurations do not fit, for at most 3 s, so
+/// that later ones learn why. After that no rank can create a group or learn of a failure. Once all
+/// ranks have checked out they can meet again, with a new ParallelState on each of them; until then
+/// they wait for the remaining ones.
 ///
 /// If SIGPIPE has its default action, the first group of several ranks ignores it, so that the
 /// death of a peer is an error and does not end the process.
@@ -118,6 +120,10 @@ class ParallelState {
   int64_t rank() const;
   int64_t world_size() const;
   c10::Device device() const;
+  /// In the store of torchrun's agent: how many rounds of the job began before this one, the same
+  /// on all ranks. A round begins with each restart, and with each new ParallelState of the ranks.
+  /// Unset elsewhere, and for a single rank.
+  std::optional<int64_t> earlier_rounds() const;
   /// The grid: sizes of the axes and the ranks of every group.
   const RankGrids& grids() const;
 

@@ -49,7 +49,13 @@ bool Connection::open(const std::string& host, int port, Deadline deadline) {
   found_at_ = peer_address(connected);
   const std::lock_guard<std::mutex> lock(mutex_);
   socket_ = connected;
+  settled_ = false;
   return true;
+}
+
+void Connection::settle() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  settled_ = true;
 }
 
 void Connection::send(const std::string& bytes, Deadline deadline) {
@@ -80,7 +86,7 @@ void Connection::close() {
 
 Connection::State Connection::state() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!ended_ && socket_ >= 0) {
+  if (!ended_ && socket_ >= 0 && settled_) {
     pollfd poll = {.fd = socket_, .events = POLLRDHUP, .revents = 0};
     if (::poll(&poll, 1, 0) > 0) {
       const bool has_error = (poll.revents & POLLERR) != 0;
@@ -114,13 +120,15 @@ void Connection::await(short events, Deadline deadline) {
 }
 
 void Connection::fail_step(int error) {
-  bool ended = means_end(error);
+  bool ended = means_end(error), turned_away = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     ended = ended && !std::exchange(broken_, false);
-    ended_ = ended_ || ended;
+    turned_away = ended && socket_ >= 0 && !settled_;
+    ended_ = ended_ || (ended && !turned_away);
     if (socket_ >= 0) ::close(std::exchange(socket_, -1));
   }
+  if (turned_away) throw TurnedAway(std::strerror(error));
   if (ended) throw Ended(std::strerror(error));
   throw Silent(std::strerror(error));
 }

@@ -19,7 +19,8 @@ class Connection {
   enum class State {
     none,   ///< not connected, or given up after a deadline
     open,   ///< connected, as far as this side can tell
-    ended,  ///< the other side has closed it, or nobody listens there: its process has ended
+    ended,  ///< the other side has closed it once settled, or nobody listens there: its process
+            ///< has ended
   };
 
   /// Why a step failed: the other side has ended, or the deadline has passed.
@@ -28,6 +29,10 @@ class Connection {
   };
   struct Silent : std::runtime_error {
     using std::runtime_error::runtime_error;
+  };
+  /// The other side has closed the connection before settle(); open() connects again.
+  struct TurnedAway : Ended {
+    using Ended::Ended;
   };
   /// This process has no descriptor left for a socket; the other side may be well.
   struct NoSocket : Silent {
@@ -42,6 +47,9 @@ class Connection {
   /// Connects unless already connected; returns whether it did. An ended connection stays ended. A
   /// host name is looked up once, and the address that answered is used from then on.
   bool open(const std::string& host, int port, Deadline deadline);
+  /// The other side has let this one in. Until then it may close the connection for other reasons
+  /// than its end, such as too many strangers.
+  void settle();
   void send(const std::string& bytes, Deadline deadline);
   void receive(void* to, size_t bytes, Deadline deadline);
   /// Discards what may still arrive; open() connects again.
@@ -59,6 +67,7 @@ class Connection {
 
   mutable std::mutex mutex_;  ///< for the following members; held for no longer than a system call
   int socket_ = -1;
+  bool settled_ = false;
   bool ended_ = false;
   bool broken_ = false;  ///< by the network, not by the other side
   bool interrupted_ = false;

@@ -109,16 +109,32 @@ milliseconds time_until(Clock::time_point when) {
   return std::clamp(left, milliseconds(0), milliseconds(INT_MAX));
 }
 
+/// A socket that connects to a port on which nobody listens may get that very port as its own.
+bool is_connected_to_itself(const Socket& socket) {
+  sockaddr_storage own = {}, peer = {};
+  socklen_t own_size = sizeof own, peer_size = sizeof peer;
+  return ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &own_size) == 0 &&
+         ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&peer), &peer_size) == 0 &&
+         own_size == peer_size && std::memcmp(&own, &peer, own_size) == 0;
+}
+
+/// For bind() this socket's port counts as taken only by others that lack it, or that listen.
+void share_port(const Socket& socket) {
+  const int yes = 1;
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+}
+
 /// The sockets that are connecting at the same time.
 class ConnectionRace {
  public:
   void start(const addrinfo& address) {
     Socket socket(address, SOCK_NONBLOCK);
-    // Without a socket connect() would replace the reason with EBADF.
-    if (socket.get() < 0)
+    if (socket.get() < 0) {  // connect() would replace the reason with EBADF
       error_ = errno;
-    else if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0 ||
-             errno == EINPROGRESS)
+      return;
+    }
+    share_port(socket);
+    if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0 || errno == EINPROGRESS)
       sockets_.push_back(std::move(socket));
     else
       error_ = errno;
@@ -154,6 +170,7 @@ class ConnectionRace {
     int error = 0;
     socklen_t size = sizeof error;
     ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+    if (error == 0 && is_connected_to_itself(socket)) error = ECONNREFUSED;
     if (error != 0) error_ = error;
     return error == 0;
   }
@@ -255,8 +272,7 @@ int bound_socket(const std::string& host, int port, bool for_other_hosts) {
       continue;
     }
     Socket socket(*at);
-    const int yes = 1;
-    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    share_port(socket);
     if (::bind(socket.get(), at->ai_addr, at->ai_addrlen) == 0) return socket.release();
     reason = std::strerror(errno);
     if (errno == EADDRINUSE) break;

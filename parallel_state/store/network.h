@@ -40,7 +40,9 @@ int bound_socket(const std::string& host, int port, bool for_other_hosts);
 /// `patience`. The caller owns it. All addresses of the hosts are tried, in their order: the next
 /// one as soon as those before it have failed, or after 250 ms at most. The first that connects is
 /// taken. Only looking up a name may take longer than `patience`. The error is ETIMEDOUT if an
-/// address has not answered, otherwise that of the last one that failed.
+/// address has not answered, otherwise that of the last one that failed. A socket that the system
+/// connects to itself, because it gave it that port, counts as refused. The connection does not
+/// keep bound_socket() from taking its port.
 int connected_socket(const std::vector<std::string>& hosts, int port,
                      std::chrono::milliseconds patience, int* error);
 

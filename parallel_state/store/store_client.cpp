@@ -96,7 +96,7 @@ auto StoreClient::ask(const Request& request, Answer answer) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto deadline = steady_clock::now() + getTimeout();
   try {
-    if (connection_.open(address_.host, address_.port, deadline)) enter(deadline);
+    connect(deadline);
     connection_.send(request.text(), deadline);
     return answer(connection_, deadline);
   } catch (const SecretRefused& refused) {
@@ -112,9 +112,24 @@ auto StoreClient::ask(const Request& request, Answer answer) {
   }
 }
 
+/// Does nothing while it is connected.
+void StoreClient::connect(Connection::Deadline deadline) {
+  constexpr milliseconds kPause{20};
+  while (connection_.open(address_.host, address_.port, deadline)) {
+    try {
+      return enter(deadline);
+    } catch (const Connection::TurnedAway& reason) {
+      if (steady_clock::now() + kPause >= deadline) throw Connection::Silent(reason.what());
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+}
+
 /// Begins a new connection.
 void StoreClient::enter(Connection::Deadline deadline) {
-  if (address_.secret) return enter_store(connection_, *address_.secret, deadline);
+  if (address_.secret) enter_store(connection_, *address_.secret, deadline);
+  connection_.settle();
+  if (address_.secret) return;
   connection_.send(Request(QueryType::VALIDATE).value(c10d::detail::validationMagicNumber).text(),
                    deadline);
 }

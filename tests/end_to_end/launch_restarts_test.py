@@ -54,6 +54,66 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] < "2": time.sleep(60)
         self.assertEqual(process.wait(timeout=60), 1)
         self.assertEqual((self.folder / "starts").read_text(), "x")
 
+    def test_a_rank_that_fails_at_the_end_of_a_run_starts_nothing_again(self):
+        """Rank 0 has stopped or diverged, as all ranks were about to; rank 1 fails after that."""
+        for code in (3, 4):
+            result = self.launch_one_after_the_other(code, 1)
+            self.assertEqual(result.returncode, 1, result.stderr)
+
+    def test_of_ranks_that_stop_or_diverge_the_first_gives_the_status(self):
+        for first, second in ((3, 4), (4, 3)):
+            result = self.launch_one_after_the_other(first, second)
+            self.assertEqual(result.returncode, first, result.stderr)
+
+    def launch_one_after_the_other(self, first, second):
+        """Rank 0 ends with status `first`; then rank 1 ends with `second`, and nothing restarts."""
+        for path in self.folder.glob("*start*"):
+            path.unlink()
+        self.do(0, f"sys.exit({first})")
+        self.do(1, f"""
+(folder / "starts").open("a").write("x")
+first = folder / "0.started"
+while not first.exists(): time.sleep(0.01)
+while pathlib.Path("/proc", str(json.loads(first.read_text())["process"])).exists():
+    time.sleep(0.01)
+sys.exit({second})
+""")
+        result = self.launch(2, options=["--max-restarts", 3])
+        self.assertEqual((self.folder / "starts").read_text(), "x")
+        return result
+
+
+class UnreadErrors(SmallRanks):
+    """Nobody reads what the launcher tells."""
+
+    def launch_unread(self, *command, **options):
+        """Starts it with a standard error whose reader has left; returns its exit status."""
+        reader, writer = os.pipe()
+        os.close(reader)
+        try:
+            process = subprocess.Popen([*map(str, command)], stderr=writer,
+                                       env=clean_environment(), **options)
+        finally:
+            os.close(writer)
+        self.addCleanup(end, process)
+        return process.wait(timeout=60)
+
+    def test_a_run_whose_rank_is_killed_goes_on(self):
+        self.do(1, """
+(folder / "starts").open("a").write("x")
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0": os.kill(os.getpid(), signal.SIGKILL)
+""")
+        self.assertEqual(self.launch_unread(*self.command(2, options=["--max-restarts", 1])), 0)
+        self.assertEqual((self.folder / "starts").read_text(), "xx")
+
+    def test_ranks_find_sigpipe_as_the_launcher_did(self):
+        self.program.write_text("#!/bin/sh\ngrep SigIgn: /proc/self/status >\"$1/ignored\"\n")
+        for ignored in (False, True):
+            # Python ignores the signal itself, and restores it for its children by default.
+            self.assertEqual(self.launch_unread(*self.command(1), restore_signals=not ignored), 0)
+            mask = int((self.folder / "ignored").read_text().split()[1], base=16)
+            self.assertEqual(mask >> (signal.SIGPIPE - 1) & 1, ignored)
+
 
 class RestartedTraining(EndToEnd):
     def losses(self, name):

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 
 #include "lockstep/core/error.h"
@@ -164,12 +165,30 @@ TEST(LaunchEnvironment, OpenMpiOnSeveralHostsNeedsAnAddress) {
   EXPECT_EQ(read(with(two_hosts, {{"MASTER_ADDR", "h1"}})).master_address, "h1");
 }
 
+/// Linux takes ports from 32768 on for connections, such as those of ranks that wait for rank 0.
+TEST(LaunchEnvironment, NoDerivedPortIsOneThatTheSystemGivesToConnections) {
+  int least = 65535, most = 0;
+  for (int job = 0; job < 20000; ++job) {
+    const int port = read(with(kSlurm, {{"SLURM_JOB_ID", std::to_string(job)}})).master_port;
+    least = std::min(least, port);
+    most = std::max(most, port);
+  }
+  EXPECT_GE(least, 20000);
+  EXPECT_LT(least, 20100) << "the ports are spread over the whole range";
+  EXPECT_LT(most, 32768);
+}
+
 TEST(LaunchEnvironment, TheRunIdTellsRunsAndRestartsApart) {
   EXPECT_EQ(read({}).run_id, "");
   EXPECT_EQ(read(kTorchrun).run_id, "");
   const Variables elastic = with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "none"}});
   EXPECT_EQ(read(elastic).run_id, "none/0");
   EXPECT_EQ(read(with(elastic, {{"TORCHELASTIC_RESTART_COUNT", "2"}})).run_id, "none/2");
+  // Agents that serve the store count differently.
+  const Variables agents = with(
+      elastic, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "2"}});
+  EXPECT_EQ(read(agents).run_id, "none");
+  EXPECT_EQ(read(with(agents, {{"LOCKSTEP_RUN_ID", "mine"}})).run_id, "mine");
   EXPECT_EQ(read(kSlurm).run_id, "77.0/0");
   EXPECT_EQ(read(with(kSlurm, {{"SLURM_RESTART_COUNT", "1"}})).run_id, "77.0/1");
   EXPECT_EQ(read(kOpenMpi).run_id, "123@1");
@@ -238,6 +257,26 @@ TEST(JobStartOfLaunchers, IsTheSameJobAfterEveryRestart) {
   EXPECT_EQ(job_start(slurm).job_id, "slurm 77.0");
   EXPECT_EQ(job_start(slurm).restarts, 1);
   EXPECT_EQ(job_start(without(slurm, "SLURM_RESTART_COUNT")).restarts, 0);
+}
+
+// A requeued job has a new store of torchrun's agent, in which no round has begun.
+TEST(JobStartOfLaunchers, RoundsReplaceTheCountOfTorchrunAndAddToThatOfSlurm) {
+  const Variables torchrun = {{"TORCHELASTIC_RUN_ID", "mine"}, {"TORCHELASTIC_RESTART_COUNT", "2"}};
+  const Variables requeued = {{"TORCHELASTIC_RUN_ID", "none"},
+                              {"TORCHELASTIC_RESTART_COUNT", "1"},
+                              {"SLURM_JOB_ID", "77"},
+                              {"SLURM_STEP_ID", "0"},
+                              {"SLURM_RESTART_COUNT", "4"}};
+  const auto restarts = [](const Variables& variables, std::optional<int64_t> rounds) {
+    return with_earlier_rounds(job_start(variables), rounds).restarts;
+  };
+  EXPECT_EQ(restarts(torchrun, 0), 0);
+  EXPECT_EQ(restarts(torchrun, 3), 3);
+  EXPECT_EQ(restarts(requeued, 0), 4);
+  EXPECT_EQ(restarts(requeued, 3), 7);
+  EXPECT_EQ(restarts(torchrun, std::nullopt), 2);
+  EXPECT_EQ(restarts(requeued, std::nullopt), 4);
+  EXPECT_EQ(with_earlier_rounds(job_start(requeued), 0).job_id, "slurm 77.0");
 }
 
 TEST(JobStartOfLaunchers, IsUnknownWhereJobsShareAName) {

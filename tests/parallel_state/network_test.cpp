@@ -10,6 +10,7 @@
 
 #include <cerrno>
 
+#include "lockstep/core/error.h"
 #include "lockstep/parallel_state/connection.h"
 #include "lockstep/tests/support/launch.h"
 
@@ -112,6 +113,46 @@ TEST(WithoutADescriptor, TheReasonIsThatOfThisProcess) {
   ::setrlimit(RLIMIT_NOFILE, &before);
   EXPECT_EQ(error, EMFILE);
   EXPECT_EQ(told, "this process cannot open a socket: Too many open files");
+}
+
+/// A free port of the kind that the system gives to sockets that connect: it prefers even numbers
+/// for one purpose, odd ones for the other.
+int port_for_connections() {
+  for (int tries = 0;; ++tries) {
+    const testing::ReservedPort given;
+    const int port = given.number() ^ 1;
+    try {
+      ::close(bound_socket("127.0.0.1", port, /*for_other_hosts=*/false));
+      return port;
+    } catch (const CommunicationError&) {  // another program has it
+      if (tries == 100) throw;
+    }
+  }
+}
+
+/// The system may give a socket the very port to which it connects, after some thousand tries.
+TEST(ASocketThatConnectsToItself, IsNoServerAndLeavesThePortToOne) {
+  const int port = port_for_connections();
+  const auto start = steady_clock::now();
+  for (int tries = 0; tries < 40'000 && steady_clock::now() - start < milliseconds(4000); ++tries)
+    ASSERT_EQ(connect_to({"127.0.0.1"}, port, milliseconds(1000)), ECONNREFUSED) << tries;
+  const Listening server("127.0.0.1", port, 16);
+  EXPECT_EQ(connect_to({"127.0.0.1"}, port, milliseconds(1000)), 0);
+}
+
+TEST(AConnection, DoesNotKeepAServerFromTakingItsPort) {
+  const int port = free_port();
+  const Listening server("127.0.0.1", port, 16);
+  int error = 0;
+  const int client = connected_socket({"127.0.0.1"}, port, milliseconds(1000), &error);
+  ASSERT_GE(client, 0) << error;
+  sockaddr_in own = {};
+  socklen_t size = sizeof own;
+  ASSERT_EQ(::getsockname(client, reinterpret_cast<sockaddr*>(&own), &size), 0);
+  const int its_port = ntohs(own.sin_port);
+  const Listening second("127.0.0.1", its_port, 16);
+  EXPECT_EQ(connect_to({"127.0.0.1"}, its_port, milliseconds(1000)), 0);
+  ::close(client);
 }
 
 TEST(PeerAddress, KeepsTheScopeOfALinkLocalAddress) {

@@ -8,8 +8,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <future>
+#include <memory>
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -181,6 +183,55 @@ TEST(StoreClient, AnInterruptEndsTheQuestionOfAnotherThread) {
   std::this_thread::sleep_for(milliseconds(200));
   client->interrupt();
   EXPECT_LT(asking.get(), 10);
+}
+
+StoreAddress closed_at(int port) {
+  StoreAddress address = address_at(port);
+  address.secret = std::make_shared<Secret>("what all ranks know");
+  return address;
+}
+
+/// A ClosedStore turns guests away that have not proved that they know the secret, if there are too
+/// many.
+TEST(StoreClient, AStoreThatTurnsItAwayBeforeTheProofIsAskedAgain) {
+  const StoreAddress address = closed_at(free_port());
+  const int bound = bound_socket("127.0.0.1", address.port, false);
+  ASSERT_EQ(::listen(bound, 16), 0);
+  const auto client = c10::make_intrusive<StoreClient>(address, milliseconds(5000));
+  auto asking = std::async(std::launch::async, [&] { return client->add("key", 2); });
+  const int guest = ::accept(bound, nullptr, nullptr);
+  ASSERT_GE(guest, 0);
+  ::close(guest);
+  auto store = std::make_unique<ClosedStore>(bound, address.secret);
+  EXPECT_EQ(asking.get(), 2);
+  EXPECT_FALSE(client->server_has_gone());
+  store.reset();
+  EXPECT_TRUE(client->server_has_gone()) << "the connection was closed after the proof";
+  EXPECT_TRUE(throws_with<c10::DistNetworkError>([&] { client->check({"key"}); }, "has exited"));
+}
+
+TEST(StoreClient, AStoreThatTurnsItAwayUntilTheTimeoutHasNotAnswered) {
+  const StoreAddress address = closed_at(free_port());
+  const int bound = bound_socket("127.0.0.1", address.port, false);
+  ASSERT_EQ(::listen(bound, 16), 0);
+  std::atomic<int> turned_away = 0;
+  std::thread door([&] {
+    for (int guest; (guest = ::accept(bound, nullptr, nullptr)) >= 0; ++turned_away) ::close(guest);
+  });
+  const auto client = c10::make_intrusive<StoreClient>(address, milliseconds(300));
+  EXPECT_LT(seconds_of([&] {
+              EXPECT_TRUE(throws_with<c10::DistNetworkError>(
+                  [&] { client->check({"key"}); },
+                  "rank 0, which serves the store, has not answered for 0.3 s"));
+            }),
+            2);
+  EXPECT_FALSE(client->server_has_gone());
+  ::shutdown(bound, SHUT_RDWR);  // ends accept()
+  door.join();
+  ::close(bound);
+  EXPECT_GT(turned_away, 1);
+  EXPECT_TRUE(throws_with<c10::DistNetworkError>([&] { client->check({"key"}); }, "has exited"));
+  EXPECT_TRUE(client->server_has_gone()) << "nobody listens there any more";
 }
 
 c10::intrusive_ptr<c10d::Store> prefixed(const c10::intrusive_ptr<StoreClient>& client) {
