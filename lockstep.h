@@ -20,6 +20,7 @@
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/models/embedding.h"
 #include "lockstep/models/gpt_model.h"
+#include "lockstep/models/key_value_cache.h"
 #include "lockstep/models/linear.h"
 #include "lockstep/models/normalization.h"
 #include "lockstep/models/parallel_context.h"
@@ -43,6 +44,7 @@
 #include "lockstep/optimizer/loss_scaler.h"
 #include "lockstep/optimizer/optimizer.h"
 #include "lockstep/optimizer/param_scheduler.h"
+#include "lockstep/optimizer/unscale_grads.h"
 #include "lockstep/optimizer/update_rule.h"
 
 // Pipelines.

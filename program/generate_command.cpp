@@ -8,11 +8,13 @@
 #include "lockstep/checkpoint/checkpoint_reader.h"
 #include "lockstep/checkpoint/companion_files.h"
 #include "lockstep/checkpoint/saved_model.h"
+#include "lockstep/checkpoint/shared_checkpoint.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/input_file.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/datasets/tokenizer.h"
+#include "lockstep/parallel_state/announced_field.h"
 #include "lockstep/parallel_state/launch_environment.h"
 #include "lockstep/parallel_state/rank_message.h"
 #include "lockstep/program/argument_checks.h"
@@ -31,14 +33,13 @@ struct GenerateArguments {
   std::vector<std::string> stop;
   bool json = false;
   bool ignore_eos = false;
-  ParallelConfig parallel;
+  ParallelConfig parallel;  // its timeout is what --timeout says
   GenerateOptions options;
 };
 
 constexpr size_t kMostPrompts = 32;  // prompts that go through the model together
 
-std::vector<std::string> lines_of(const std::string& path) {
-  const std::string text = read_to_end(path);
+std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
@@ -49,10 +50,14 @@ std::vector<std::string> lines_of(const std::string& path) {
   return lines;
 }
 
-std::vector<std::string> prompts_of(const GenerateArguments& arguments) {
+std::string read_input(const GenerateArguments& arguments) {
+  return arguments.input.empty() ? "" : read_to_end(arguments.input);
+}
+
+/// `input`: the text of the --input file.
+std::vector<std::string> prompts_of(const GenerateArguments& arguments, const std::string& input) {
   std::vector<std::string> prompts = arguments.prompts;
-  if (!arguments.input.empty())
-    for (std::string& line : lines_of(arguments.input)) prompts.push_back(std::move(line));
+  for (std::string& line : lines_of(input)) prompts.push_back(std::move(line));
   require<ConfigError>(!prompts.empty(),
                        "--prompt: found none, allowed: at least one, given here or in the --input "
                        "file");
@@ -147,9 +152,39 @@ void write_texts(const GenerateArguments& arguments, const std::vector<std::stri
   if (tells) print_texts(arguments, prompts, texts);
 }
 
-/// Runs as one of the ranks that a launcher started; the first of them writes.
-void run_as_rank(const GenerateArguments& arguments, const std::vector<std::string>& prompts,
-                 const StopStrings& stop) {
+std::string json_of(const std::vector<std::string>& texts) {
+  return nlohmann::json(texts).dump(-1, ' ', /*ensure_ascii=*/true,
+                                    nlohmann::json::error_handler_t::replace);
+}
+
+/// What, beside the configuration, must be the same on all ranks: they draw the same tokens.
+std::vector<AnnouncedField> announced(const GenerateArguments& arguments) {
+  const GenerateOptions& options = arguments.options;
+  return {{"--prompt", json_of(arguments.prompts)},
+          {"--stop", json_of(arguments.stop)},
+          {"--ignore-eos", arguments.ignore_eos ? "given" : "not given"},
+          {"--max-tokens", std::to_string(options.max_tokens)},
+          {"--temperature", fmt::format("{}", options.temperature)},
+          {"--top-k", std::to_string(options.top_k)},
+          {"--top-p", fmt::format("{}", options.top_p)},
+          {"--seed", std::to_string(options.seed)}};
+}
+
+/// `config` of a run with the layout of the options. Without --timeout the ranks wait as long as
+/// those of the run did, but not less than the default: a run with short steps may have a short
+/// timeout, and here a stage waits while all prompts go through those before it.
+Config with_layout(Config config, const ParallelConfig& layout, bool is_cpu) {
+  const double of_run = config.parallel.distributed_timeout_seconds.value_or(0);
+  config.parallel = layout;
+  config = resolve_for_device(config, is_cpu);
+  auto& timeout = config.parallel.distributed_timeout_seconds;
+  if (!layout.distributed_timeout_seconds) timeout = std::max(*timeout, of_run);
+  return config;
+}
+
+/// Runs as one of the ranks that a launcher started; the first of them reads --input, which may be
+/// a pipe that all of them have, and writes.
+void run_as_rank(const GenerateArguments& arguments, const StopStrings& stop) {
   const LaunchEnvironment environment = read_launch_environment();
   if (environment.rank == 0) note_doubt(arguments.checkpoint);
   require<ConfigError>(rank_count(arguments.parallel) == environment.world_size,
@@ -158,13 +193,18 @@ void run_as_rank(const GenerateArguments& arguments, const std::vector<std::stri
                        rank_count(arguments.parallel), environment.world_size);
   std::optional<ParallelState> state;
   try {
-    Config config = CheckpointReader(arguments.checkpoint).config();
-    config.parallel = arguments.parallel;
     const c10::Device device = choose_device(DeviceChoice::auto_, environment);
-    state.emplace(environment,
-                  parallel_options(resolve_for_device(config, device.is_cpu()), device));
+    const Config config = with_layout(CheckpointReader(arguments.checkpoint).config(),
+                                      arguments.parallel, device.is_cpu());
+    ParallelStateOptions options = parallel_options(config, device);
+    for (AnnouncedField& field : announced(arguments))
+      options.announcement.push_back(std::move(field));
+    state.emplace(environment, std::move(options));
+    const auto find = [&] { return read_input(arguments); };
+    const std::string input = as_rank_0_finds(*state, find, "prompts of --input");
+    const std::vector<std::string> prompts = prompts_of(arguments, input);
     write_texts(arguments, prompts, stop,
-                {load_model(arguments.checkpoint, arguments.parallel, *state), *state});
+                {load_model(arguments.checkpoint, config.parallel, *state), *state});
   } catch (const std::exception& error) {
     if (state) state->post_failure(error.what());
     const bool config_error = dynamic_cast<const ConfigError*>(&error) != nullptr;
@@ -174,9 +214,9 @@ void run_as_rank(const GenerateArguments& arguments, const std::vector<std::stri
 
 void run(const GenerateArguments& arguments) {
   const StopStrings stop(arguments.stop);
-  const std::vector<std::string> prompts = prompts_of(arguments);
   if (rank_count(arguments.parallel) > 1 || read_launch_environment().world_size > 1)
-    return run_as_rank(arguments, prompts, stop);
+    return run_as_rank(arguments, stop);
+  const std::vector<std::string> prompts = prompts_of(arguments, read_input(arguments));
   note_doubt(arguments.checkpoint);
   const c10::Device device = choose_device(DeviceChoice::auto_, LaunchEnvironment{});
   write_texts(arguments, prompts, stop,
@@ -197,6 +237,14 @@ void add_layout_options(CLI::App& command, ParallelConfig& parallel) {
   add("--tensor", parallel.tensor_model_parallel_size, "the matrices of a layer");
   add("--pipeline", parallel.pipeline_model_parallel_size, "the layers");
   add("--expert", parallel.expert_model_parallel_size, "the experts");
+  command
+      .add_option("--timeout", parallel.distributed_timeout_seconds,
+                  "Seconds after which ranks that wait for each other fail. A stage of --pipeline "
+                  "waits while all prompts go through those before it. Default: "
+                  "parallel.distributed_timeout_seconds of the run that saved, at least 600 on a "
+                  "GPU and 60 on the CPU")
+      ->type_name("SECONDS")
+      ->check(check_timeout);
 }
 
 /// Takes texts as they are given: CLI11 by itself reads {} as no text.
@@ -259,7 +307,9 @@ void add_generate_command(CLI::App& program) {
   add_texts(*command, "--prompt", arguments->prompts,
             "Start of the text; may be repeated. Several prompts run through the model together, "
             "and each gets the same text as it would alone");
-  command->add_option("--input", arguments->input, "File with one prompt on each line")
+  command
+      ->add_option("--input", arguments->input,
+                   "File with one prompt on each line. The first of several ranks reads it")
       ->type_name("FILE");
   add_texts(*command, "--stop", arguments->stop,
             "Stop generating at this string, which is not printed; may be repeated");

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <numeric>
 
 #include <ATen/ATen.h>
 
@@ -43,7 +44,7 @@ at::Tensor scaled(const at::Tensor& values, double temperature) {
   return (values - values[0]).nan_to_num(0.0) / temperature;
 }
 
-/// Draws a token from `logits` [vocabulary] with a `uniform` number in [0, 1).
+/// Draws an index of `logits` [ids] with a `uniform` number in [0, 1).
 int64_t sample(const at::Tensor& logits, const GenerateOptions& options, double uniform) {
   if (options.temperature == 0) return logits.argmax().item<int64_t>();
   int64_t count = options.top_k == 0 ? logits.numel() : std::min(options.top_k, logits.numel());
@@ -56,6 +57,15 @@ int64_t sample(const at::Tensor& logits, const GenerateOptions& options, double 
   }
   const int64_t place = sums.le(uniform * sums[-1].item<double>()).sum().item<int64_t>();
   return ids[std::min(place, count - 1)].item<int64_t>();
+}
+
+/// The ids that can be drawn from a vocabulary of `vocab_size`, ascending.
+at::Tensor drawn_ids(const GenerateOptions& options, int64_t vocab_size) {
+  const int64_t below = std::min(options.vocabulary_size.value_or(vocab_size), vocab_size);
+  std::vector<int64_t> ids(static_cast<size_t>(below));
+  std::iota(ids.begin(), ids.end(), 0);
+  ids.insert(ids.end(), options.ends.lower_bound(below), options.ends.lower_bound(vocab_size));
+  return at::tensor(ids, at::kLong);
 }
 
 /// Sequences of different lengths that the model reads together.
@@ -94,10 +104,11 @@ class Sequences {
     const int64_t first = cached ? cache_->length() : std::max<int64_t>(0, length - window);
     GPTInput input = input_of(first, length);
     if (cached) input.positions.cache = cache_;
+    input.last_only = true;
     const at::Tensor output = model_.forward(input);
     const bool has_logits = model_.stage().has_loss;
     if (!has_logits) send_on(output);
-    const at::Tensor logits = has_logits ? output.select(1, -1).to(at::kDouble).contiguous()
+    const at::Tensor logits = has_logits ? output.squeeze(1).to(at::kDouble).contiguous()
                                          : at::empty({tokens_.size(0), model_.config().vocab_size},
                                                      options_.dtype(at::kDouble));
     // The last rank is on the last stage. All ranks take its bits, so that none diverges.
@@ -157,8 +168,7 @@ TokenLists generate_batch(const GPTModel& model, const TokenLists& prompts,
   const at::NoGradGuard no_grad;
   const EvaluationMode evaluation(model);
   const CounterStream random(options.seed, "generate");
-  const int64_t drawn = std::min(options.vocabulary_size.value_or(model.config().vocab_size),
-                                 model.config().vocab_size);
+  const at::Tensor drawn = drawn_ids(options, model.config().vocab_size);
   Sequences sequences(model, prompts, options, state);
   std::vector<bool> ended(prompts.size(), false);
   while (std::find(ended.begin(), ended.end(), false) != ended.end()) {
@@ -168,12 +178,12 @@ TokenLists generate_batch(const GPTModel& model, const TokenLists& prompts,
     const at::Tensor logits = sequences.logits_after(length);
     for (size_t i = 0; i < prompts.size(); ++i) {
       if (ended[i] || sequences.length(i) != length) continue;
-      const at::Tensor own = logits[static_cast<int64_t>(i)].narrow(0, 0, drawn);
+      const at::Tensor own = logits[static_cast<int64_t>(i)].index_select(0, drawn);
       const size_t count = generated[i].size();
       require<UsageError>(!at::isnan(own).any().item<bool>(),
                           "generate: logits of token {}: found NaN, allowed: numbers", count);
       const double uniform = static_cast<double>(random.bits(count) >> 11) * 0x1p-53;
-      const int64_t token = sample(own, options, uniform);
+      const int64_t token = drawn[sample(own, options, uniform)].item<int64_t>();
       sequences.add(i, token);
       if (options.ends.contains(token)) {
         ended[i] = true;

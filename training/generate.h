@@ -22,8 +22,8 @@ struct GenerateOptions {
   /// Of these, samples from the smallest set of most likely tokens whose probabilities reach this
   /// sum; 1: all.
   double top_p = 1;
-  /// Ids that are this large or larger are never generated; unset: all ids of the model can be. A
-  /// model's vocabulary can be larger than that of its tokenizer.
+  /// Of the ids that are this large or larger only `ends` are drawn; unset: all ids of the model
+  /// can be. A model's vocabulary can be larger than that of its tokenizer.
   std::optional<int64_t> vocabulary_size = {};
   /// Keeps keys and values, so that each token is read once; false: reads all tokens again for each
   /// new one.

@@ -6,10 +6,12 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string_view>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/checkpoint/moved_tokenizer.h"
 #include "lockstep/core/check.h"
+#include "lockstep/core/counted.h"
 #include "lockstep/core/input_file.h"
 #include "lockstep/core/tensor_parallel_rules.h"
 #include "lockstep/datasets/json_field.h"
@@ -25,10 +27,11 @@ constexpr const char* kTokenizerJson = "tokenizer.json";
 constexpr const char* kTokenizerModel = "tokenizer.model";
 constexpr const char* kVocabulary = "vocab.json";
 constexpr const char* kMerges = "merges.txt";
+constexpr const char* kAddedTokens = "added_tokens.json";
 constexpr const char* kCompanions[] = {
-    kTokenizerJson,          kTokenizerModel,           kVocabulary,         kMerges,
-    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
-    kGenerationConfigFile};
+    kTokenizerJson, kTokenizerModel,         kVocabulary,
+    kMerges,        "tokenizer_config.json", "special_tokens_map.json",
+    kAddedTokens,   "chat_template.jinja",   kGenerationConfigFile};
 
 bool has_file(const paths::path& path) { return kind_of_file(path) == FileKind::regular; }
 
@@ -147,6 +150,39 @@ std::string derived_generation_config(const std::string& config_json) {
   return json.size() > 1 ? json.dump(2) + "\n" : "";
 }
 
+nlohmann::json parse_file(const std::string& path) {
+  const std::string text = read_file(path, kLongestCompanion, /*follow_links=*/true);
+  try {
+    return nlohmann::json::parse(text);
+  } catch (const nlohmann::json::exception& error) {
+    fail<FileError>("'{}' is damaged: {}", path, problem_of(error));
+  }
+}
+
+/// Which tokens of `in` the tokenizer of its tokenizer.model lacks; empty: none. `problem` is why a
+/// better form cannot be used.
+std::string note_on_added_tokens(const paths::path& in, const Tokenizer& tokenizer,
+                                 const std::string& problem) {
+  const std::string path = in / kAddedTokens;
+  if (!has_file(path)) return "";
+  std::vector<std::string> lacking;
+  try {
+    const nlohmann::json json = parse_file(path);
+    const JsonField root(json, path);
+    for (const auto& [token, id] : root.object())
+      if (is_int64(id) && id.get<int64_t>() >= tokenizer.vocabulary_size())
+        lacking.push_back(token);
+  } catch (const FileError& error) {
+    return error.what();
+  }
+  if (lacking.empty()) return "";
+  return fmt::format(
+      "data.tokenizer is sentencepiece: '{}': found {} that {} lacks, such as '{}'; texts with "
+      "them need a {}{}",
+      path, counted(static_cast<int64_t>(lacking.size()), "token"), kTokenizerModel,
+      lacking.front(), kTokenizerJson, problem.empty() ? "" : fmt::format(" (here: {})", problem));
+}
+
 }  // namespace
 
 bool is_companion_file(const std::string& name) {
@@ -154,17 +190,20 @@ bool is_companion_file(const std::string& name) {
 }
 
 KeptTokenizer choose_tokenizer(const std::string& in, const std::string& folder, bool is_gpt2) {
-  KeptTokenizer result{"byte", ""};
+  std::string problem;
   for (const TokenizerForm& form : forms_in(in, is_gpt2)) {
     try {
-      make_tokenizer(form.name_in(in), "data.tokenizer");
-      return {form.name_in(kept_in(folder)), ""};
+      const auto tokenizer = make_tokenizer(form.name_in(in), "data.tokenizer");
+      const bool may_lack = form.kind == std::string_view("sentencepiece");
+      return {form.name_in(kept_in(folder)),
+              may_lack ? note_on_added_tokens(in, *tokenizer, problem) : ""};
     } catch (const Error& error) {
-      if (result.note.empty())
-        result.note = fmt::format("data.tokenizer is byte: {}", error.what());
+      if (problem.empty()) problem = error.what();
     }
   }
-  if (result.note.empty() && has_file(paths::path(in) / kVocabulary) &&
+  KeptTokenizer result{"byte", ""};
+  if (!problem.empty()) result.note = fmt::format("data.tokenizer is byte: {}", problem);
+  if (problem.empty() && has_file(paths::path(in) / kVocabulary) &&
       has_file(paths::path(in) / kMerges))
     result.note = fmt::format(
         "data.tokenizer is byte: '{}': found {} and {}, allowed for another model than GPT-2: {} "
@@ -240,13 +279,7 @@ std::set<int64_t> ends_of_text(const Config& config, const Tokenizer& tokenizer)
   const auto files = tokenizer_files(config.data.tokenizer);
   const auto found = files.find(kGenerationConfigFile);
   if (found == files.end()) return ends;
-  const std::string text = read_file(found->second, kLongestCompanion, /*follow_links=*/true);
-  nlohmann::json json;
-  try {
-    json = nlohmann::json::parse(text);
-  } catch (const nlohmann::json::exception& error) {
-    fail<FileError>("'{}' is damaged: {}", found->second, problem_of(error));
-  }
+  const nlohmann::json json = parse_file(found->second);
   const JsonField ids = JsonField(json, found->second)["eos_token_id"];
   constexpr uint32_t kMost = std::numeric_limits<uint32_t>::max();
   if (ids.json().is_array())

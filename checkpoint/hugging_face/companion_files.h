@@ -18,7 +18,9 @@ inline constexpr const char* kGenerationConfigFile = "generation_config.json";
 
 struct KeptTokenizer {
   std::string name;  ///< for data.tokenizer
-  std::string note;  ///< why it is `byte` although `in` has a tokenizer; empty otherwise
+  /// Why it is `byte` although `in` has a tokenizer, or that it lacks tokens that added_tokens.json
+  /// adds to tokenizer.model; empty otherwise.
+  std::string note;
 };
 
 /// The tokenizer of a model in `in`, after KeptCompanions has taken its files: the first that

@@ -13,8 +13,9 @@ struct ExportOptions {
   ExportDtype dtype = ExportDtype::fp32;
   int64_t max_shard_size = 5'000'000'000;  ///< bytes of tensors a file; a larger one has its own
   /// Write only the low-rank adapters, as adapter_model.safetensors and adapter_config.json of
-  /// Hugging Face's peft, not the model. FileError: the folder holds the config.json of a model, to
-  /// whose weights transformers would add them.
+  /// Hugging Face's peft, not the model. peft reads one file of weights, so max_shard_size does not
+  /// apply. FileError: the folder holds the config.json of a model, to whose weights transformers
+  /// would add them.
   bool adapters = false;
 };
 
@@ -33,7 +34,9 @@ std::string export_to_hugging_face(const std::string& folder, const std::string&
 
 struct ImportedModel {
   std::string path;  ///< of the checkpoint
-  std::string note;  ///< why its tokenizer is not that of `in`; empty if it is, or if `in` has none
+  /// Why its tokenizer is not that of `in`, or that it lacks tokens of `in`; empty if neither is so
+  /// or `in` has none.
+  std::string note;
   std::string problem;  ///< what in `folder` cannot be removed, and why; empty if there is nothing
 };
 

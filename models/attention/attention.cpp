@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/attention_rules.h"
+#include "lockstep/core/check.h"
 #include "lockstep/models/core_attention.h"
 #include "lockstep/models/key_value_cache.h"
 #include "lockstep/models/latent_attention.h"
@@ -54,9 +55,12 @@ Attention::Attention(const LayerContext& context, int64_t first_head)
 at::Tensor Attention::attend(const std::vector<at::Tensor>& heads, const TokenPositions& tokens,
                              int64_t value_channels) const {
   const int64_t count = heads[0].size(2);
-  if (tokens.cache)
+  if (tokens.cache) {
+    require<UsageError>(!tokens.documents,
+                        "attention: documents: found some beside a cache, allowed: none");
     return first_channels(attend_cached(heads[0], heads[1], heads[2], *tokens.cache), count,
                           value_channels);
+  }
   const auto core = [core = core_, tokens, training = is_training(), count,
                      value_channels](const std::vector<at::Tensor>& inputs) {
     return first_channels(core->forward(inputs[0], inputs[1], inputs[2], tokens, training), count,

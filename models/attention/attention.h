@@ -41,8 +41,9 @@ HeadLayout head_layout(const TransformerConfig& config, int64_t rank, int64_t ra
 class Attention : public DescribedModule {
  public:
   /// `hidden` [sequence, batch, hidden_size], with sequence parallelism this rank's [sequence /
-  /// ranks, ...] -> the same shape. With tokens.cache it also attends to the tokens in the cache.
-  /// UsageError, naming the layer: `hidden` of another shape or dtype.
+  /// ranks, ...] -> the same shape. With tokens.cache it also attends to the tokens in the cache:
+  /// see KeyValueCache. UsageError: `hidden` of another shape or dtype (naming the layer);
+  /// tokens.documents that are not those of each whole sequence, or beside a cache.
   virtual at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens) const = 0;
 
  protected:

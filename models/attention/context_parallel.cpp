@@ -8,6 +8,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/models/context_parallel_cut.h"
 #include "lockstep/models/context_parallel_ring.h"
+#include "lockstep/models/input_check.h"
 #include "lockstep/parallel_state/parallel_functions.h"
 
 namespace lockstep {
@@ -130,12 +131,13 @@ at::Tensor exchanged_attention(const Heads& x, const ContextParallel& context,
 
 void check_shapes(const Heads& x, const ContextParallel& context) {
   const at::Tensor &q = x.query, &k = x.key, &v = x.value;
-  require<UsageError>(
-      q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == k.size(0) &&
-          q.size(1) == k.size(1) && q.size(3) == k.size(3) && q.size(2) % k.size(2) == 0,
-      "context_attention: found query {}, key {}, value {}, allowed: [sequence, "
-      "batch, heads, channels], keys and values alike with a divisor of the heads",
-      fmt::join(q.sizes(), " x "), fmt::join(k.sizes(), " x "), fmt::join(v.sizes(), " x "));
+  require<UsageError>(q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() &&
+                          q.size(0) == k.size(0) && q.size(1) == k.size(1) &&
+                          q.size(3) == k.size(3) && k.size(2) > 0 && q.size(2) % k.size(2) == 0,
+                      "context_attention: found query {}, key {}, value {}, allowed: [sequence, "
+                      "batch, heads, channels], keys and values alike with a divisor of the heads",
+                      fmt::join(q.sizes(), " x "), fmt::join(k.sizes(), " x "),
+                      fmt::join(v.sizes(), " x "));
   require<UsageError>(k.size(2) % context.heads.size() == 0,
                       "context_attention: found {} key heads, allowed: a multiple of the {} ranks "
                       "of {} that exchange heads",
@@ -148,11 +150,7 @@ void check_bounds(const ContextAttentionOptions& options, int64_t batch, int64_t
                       "context_attention: found bounds {}, allowed: with causal attention over "
                       "sequences that are cut as a whole",
                       options.causal ? "beside documents" : "without causal attention");
-  const auto sequences = static_cast<int64_t>(options.bounds->size());
-  require<UsageError>(sequences == batch,
-                      "context_attention: found bounds of {} sequences, allowed: {}, the batch",
-                      sequences, batch);
-  for (const Lengths& lengths : *options.bounds) documents_of(lengths, length);
+  check_sequence_documents(*options.bounds, batch, length, "context_attention: bounds");
 }
 
 }  // namespace
@@ -210,6 +208,7 @@ at::Tensor context_attention(const at::Tensor& query, const at::Tensor& key,
   check_bounds(options, query.size(1), length);
   const WholeSequence whole = {
       documents_of(options.documents, length), {options.causal, options.window}, options.bounds};
+  check_context_documents(whole.documents, context.group.size());
   const bool gathered = context.communication == ContextCommunication::all_gather;
   const at::Tensor output =
       gathered ? gathered_attention(x, context, whole) : exchanged_attention(x, context, whole);

@@ -73,8 +73,9 @@ struct ContextAttentionOptions {
 /// Windows and documents change none of these: blocks of keys that no query of a rank sees are not
 /// computed.
 ///
-/// Errors: UsageError for shapes, documents and windows that do not fit, and for backward with
-/// create_graph; CommunicationError.
+/// Errors: UsageError for shapes and documents (with none: a sequence) that do not fit, before
+/// anything is sent, for windows that do not fit, and for backward with create_graph;
+/// CommunicationError.
 at::Tensor context_attention(const at::Tensor& query, const at::Tensor& key,
                              const at::Tensor& value, const ContextParallel& context,
                              const ContextAttentionOptions& options = {});

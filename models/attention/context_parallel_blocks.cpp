@@ -55,27 +55,32 @@ Operands spread(const Operands& x) {
 }
 
 at::Tensor plain_scores(const Operands& x) {
-  const at::Tensor scores = at::matmul(x.query, x.key.transpose(-1, -2)) /
-                            std::sqrt(static_cast<double>(x.query.size(-1)));
+  const auto wide = BlockwiseAttentionGradient::wide(x.query);
+  const at::Tensor scores = at::matmul(x.query.to(wide), x.key.to(wide).transpose(-1, -2))
+                                .div_(std::sqrt(static_cast<double>(x.query.size(-1))));
   if (!x.causal()) return scores;
   const at::Tensor later =
       at::ones({x.query.size(2), x.key.size(2)}, scores.options().dtype(at::kBool)).triu(1);
-  return scores.masked_fill(later, -std::numeric_limits<double>::infinity());
+  return scores.masked_fill_(later, -std::numeric_limits<double>::infinity());
 }
 
 Output plain_forward(const Operands& x) {
   const at::Tensor scores = plain_scores(x);
   const at::Tensor log_sum_exp = scores.logsumexp(-1);
-  return {at::matmul((scores - log_sum_exp.unsqueeze(-1)).exp(), x.value), log_sum_exp};
+  const at::Tensor weights = scores.sub_(log_sum_exp.unsqueeze(-1)).exp_().to(x.value);
+  return {at::matmul(weights, x.value), log_sum_exp};
 }
 
 Gradients plain_backward(const Operands& x, const at::Tensor& grad, const Output& y) {
-  const at::Tensor weights = (plain_scores(x) - y.log_sum_exp.unsqueeze(-1)).exp().to(grad);
-  const at::Tensor of_weights = at::matmul(grad, x.value.transpose(-1, -2));
-  const at::Tensor of_scores = weights * (of_weights - (grad * y.out).sum(-1, /*keepdim=*/true)) /
-                               std::sqrt(static_cast<double>(x.query.size(-1)));
+  const at::Tensor weights = plain_scores(x).sub_(y.log_sum_exp.unsqueeze(-1)).exp_();
+  const at::Tensor wide_grad = grad.to(weights);
+  const at::Tensor of_weights = at::matmul(wide_grad, x.value.to(weights).transpose(-1, -2));
+  const at::Tensor of_scores = of_weights.sub_((wide_grad * y.out).sum(-1, /*keepdim=*/true))
+                                   .mul_(weights)
+                                   .div_(std::sqrt(static_cast<double>(x.query.size(-1))))
+                                   .to(grad);
   return {at::matmul(of_scores, x.key), at::matmul(of_scores.transpose(-1, -2), x.query),
-          at::matmul(weights.transpose(-1, -2), grad)};
+          at::matmul(weights.to(grad).transpose(-1, -2), grad)};
 }
 
 /// Reverses the order of queries and keys, which turns anti-causal into causal.

@@ -15,7 +15,7 @@ namespace lockstep {
 enum class AttentionKernel {
   cpu_flash,   ///< libtorch's flash attention on the CPU: any floating-point dtype
   cuda_flash,  ///< libtorch's flash attention on CUDA: bf16 and fp16, head widths of 8, 16, ... 256
-  plain,       ///< matrix products and a softmax; holds the block's scores
+  plain,       ///< matrix products and a softmax; holds the block's scores, like sums in fp32
 };
 
 /// The kernel for tensors like `query`.

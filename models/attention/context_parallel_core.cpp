@@ -2,6 +2,7 @@
 
 #include "lockstep/core/context_parallel_rules.h"
 #include "lockstep/models/context_parallel.h"
+#include "lockstep/models/input_check.h"
 
 namespace lockstep {
 namespace {
@@ -13,6 +14,9 @@ class ContextCoreAttention : public CoreAttention {
 
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const TokenPositions& tokens, bool /*training*/) const override {
+    if (tokens.documents)
+      check_sequence_documents(*tokens.documents, query.size(1),
+                               query.size(0) * context_.group.size(), "attention: documents");
     if (!tokens.is_bounded()) return context_attention(query, key, value, context_, options_);
     ContextAttentionOptions options = options_;
     options.bounds = tokens.documents;

@@ -12,13 +12,9 @@ namespace {
 /// Calls visit(start of the document, length of a chunk, start of its part on a rank).
 template <class Visit>
 void for_documents(const std::vector<int64_t>& documents, int64_t ranks, Visit visit) {
-  require<UsageError>(!documents.empty(), "context parallelism: found no documents, allowed: >= 1");
+  check_context_documents(documents, ranks);
   int64_t start = 0;
   for (const int64_t length : documents) {
-    require<UsageError>(length > 0 && length % (2 * ranks) == 0,
-                        "context parallelism: found a document of {} tokens, allowed: a multiple "
-                        "of {} tokens, twice the context-parallel ranks",
-                        length, 2 * ranks);
     visit(start, length / (2 * ranks), start / ranks);
     start += length;
   }
@@ -27,6 +23,7 @@ void for_documents(const std::vector<int64_t>& documents, int64_t ranks, Visit v
 BlockMask mask_of(bool causal) { return causal ? BlockMask::causal : BlockMask::none; }
 
 std::vector<AttentionBlock> whole_documents(const std::vector<int64_t>& documents, bool causal) {
+  check_context_documents(documents, /*ranks=*/1);
   std::vector<AttentionBlock> blocks;
   int64_t start = 0;
   for (const int64_t length : documents) {
@@ -148,6 +145,19 @@ std::vector<AttentionBlock> bounded_blocks(const SequenceLengths& documents,
 
 int64_t padded_for_context(int64_t length, int64_t ranks) {
   return ranks == 1 ? length : round_up(length, 2 * ranks);
+}
+
+void check_context_documents(const std::vector<int64_t>& documents, int64_t ranks) {
+  require<UsageError>(!documents.empty(), "context parallelism: found no documents, allowed: >= 1");
+  for (const int64_t length : documents) {
+    require<UsageError>(ranks > 1 || length > 0,
+                        "context parallelism: found a document of {} tokens, allowed: >= 1",
+                        length);
+    require<UsageError>(ranks == 1 || (length > 0 && length % (2 * ranks) == 0),
+                        "context parallelism: found a document of {} tokens, allowed: a multiple "
+                        "of {} tokens, twice the context-parallel ranks",
+                        length, 2 * ranks);
+  }
 }
 
 std::vector<Chunk> context_pieces(const std::vector<int64_t>& documents, int64_t ranks,

@@ -18,9 +18,12 @@ namespace lockstep {
 /// `length` rounded up to what can be cut: a multiple of 2 * ranks, or of 1 for one rank.
 int64_t padded_for_context(int64_t length, int64_t ranks);
 
+/// UsageError: no documents, one of fewer than 1 token, or, over several ranks, one whose length is
+/// not a multiple of 2 * ranks.
+void check_context_documents(const std::vector<int64_t>& documents, int64_t ranks);
+
 /// The ranges of the whole sequence that `rank` holds, in the order in which it holds them.
-/// UsageError: no documents, or one whose length is not a multiple of 2 * ranks (any length will do
-/// for one rank).
+/// UsageError as in check_context_documents().
 std::vector<Chunk> context_pieces(const std::vector<int64_t>& documents, int64_t ranks,
                                   int64_t rank);
 
@@ -47,7 +50,8 @@ struct AttentionBlock {
 };
 
 /// The blocks in which queries that `rank` holds see keys that `key_rank` holds, without empty
-/// ones. UsageError: a window of fewer than 1 token, or one that is not causal.
+/// ones. UsageError: as in check_context_documents(); a window of fewer than 1 token, or one that
+/// is not causal.
 std::vector<AttentionBlock> ring_blocks(const std::vector<int64_t>& documents, int64_t ranks,
                                         int64_t rank, int64_t key_rank, const TokenView& view);
 

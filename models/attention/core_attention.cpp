@@ -6,10 +6,12 @@
 #include <ATen/ATen.h>
 #include <ATen/SDPBackend.h>
 
-#include "lockstep/core/check.h"
+#include "lockstep/core/planned_cpu.h"
 #include "lockstep/core/upload.h"
+#include "lockstep/models/context_parallel_blocks.h"
 #include "lockstep/models/context_parallel_core.h"
 #include "lockstep/models/context_parallel_ring.h"
+#include "lockstep/models/input_check.h"
 
 namespace lockstep {
 namespace {
@@ -31,7 +33,9 @@ at::Tensor joined_heads(const at::Tensor& heads) { return heads.permute({2, 0, 1
 /// Whether CUDA has a fused kernel that takes fewer key heads than query heads as they are. On the
 /// CPU the gain would be too small to justify other bits.
 bool has_grouped_kernel(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
-  if (!query.is_cuda() || key.size(1) == query.size(1)) return false;
+  if (key.size(1) == query.size(1)) return false;
+  if (query.is_meta()) return plans_gpu() && attention_kernel(query) == AttentionKernel::cuda_flash;
+  if (!query.is_cuda()) return false;
   const auto choice = static_cast<at::SDPBackend>(at::_fused_sdp_choice(
       query, key, value, /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true,
       /*scale=*/std::nullopt, /*enable_gqa=*/true));
@@ -63,10 +67,8 @@ class LocalAttention : public CoreAttention {
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const TokenPositions& tokens, bool training) const override {
     const int64_t heads = query.size(2), length = query.size(0);
-    if (tokens.is_bounded())
-      require<UsageError>(static_cast<int64_t>(tokens.documents->size()) == query.size(1),
-                          "attention: found documents of {} sequences, allowed: {}",
-                          tokens.documents->size(), query.size(1));
+    if (tokens.documents)
+      check_sequence_documents(*tokens.documents, query.size(1), length, "attention: documents");
     const bool windowed = window_ && length > *window_;
     if (!drops_ || !training) {
       if (tokens.is_bounded())

@@ -20,7 +20,8 @@ class CoreAttention {
   /// `query` [sequence, batch, heads, channels]; `key` and `value` likewise, with a number of heads
   /// that divides that of `query`: each of their heads serves heads / key-heads neighbouring query
   /// heads. -> [sequence, batch, heads * channels]. The same for the same arguments: it may be
-  /// called again in backward.
+  /// called again in backward. UsageError: tokens.documents that are not those of each sequence,
+  /// over all ranks of cp.
   virtual at::Tensor forward(const at::Tensor& query, const at::Tensor& key,
                              const at::Tensor& value, const TokenPositions& tokens,
                              bool training) const = 0;

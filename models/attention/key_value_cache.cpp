@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/models/input_check.h"
 
 namespace lockstep {
 namespace {
@@ -21,10 +22,31 @@ std::optional<at::Tensor> visible_tokens(int64_t heads, int64_t count, int64_t a
   return visible.repeat({heads, 1});
 }
 
+void check_alike(const at::Tensor& key, const at::Tensor& value) {
+  if (key.dim() == 4 && key.sizes() == value.sizes() && key.scalar_type() == value.scalar_type())
+    return;
+  fail<UsageError>(
+      "KeyValueCache: found a key {} and a value {}, allowed: [sequence, batch, groups, channels], "
+      "both alike",
+      form_of(key), form_of(value));
+}
+
+/// `kept`: the keys so far, of any number of tokens.
+void check_as_before(const at::Tensor& kept, const at::Tensor& key) {
+  require<UsageError>(kept.size(1) == key.size(1),
+                      "KeyValueCache: found a batch of {}, allowed: {}, as before", key.size(1),
+                      kept.size(1));
+  if (kept.sizes().slice(2) == key.sizes().slice(2) && kept.scalar_type() == key.scalar_type())
+    return;
+  fail<UsageError>("KeyValueCache: found a key {}, allowed: [..., {}, {}] of {}, as before",
+                   form_of(key), kept.size(2), kept.size(3), at::toString(kept.scalar_type()));
+}
+
 }  // namespace
 
 std::pair<at::Tensor, at::Tensor> KeyValueCache::append(int64_t layer, const at::Tensor& key,
                                                         const at::Tensor& value) {
+  check_alike(key, value);
   const int64_t last = length_ + key.size(0);
   require<UsageError>(last <= capacity_, "KeyValueCache: found {} tokens, allowed: {}", last,
                       capacity_);
@@ -35,9 +57,7 @@ std::pair<at::Tensor, at::Tensor> KeyValueCache::append(int64_t layer, const at:
     kept.keys = at::empty(sizes, key.options());
     kept.values = at::empty(sizes, value.options());
   }
-  require<UsageError>(kept.keys.size(1) == key.size(1),
-                      "KeyValueCache: found a batch of {}, allowed: {}, as before", key.size(1),
-                      kept.keys.size(1));
+  check_as_before(kept.keys, key);
   kept.keys.narrow(0, length_, key.size(0)).copy_(key);
   kept.values.narrow(0, length_, key.size(0)).copy_(value);
   return {kept.keys.narrow(0, 0, last), kept.values.narrow(0, 0, last)};

@@ -12,6 +12,7 @@
 #include "lockstep/core/upload.h"
 #include "lockstep/models/context_parallel.h"
 #include "lockstep/models/cross_entropy.h"
+#include "lockstep/models/input_check.h"
 #include "lockstep/models/key_value_cache.h"
 #include "lockstep/models/offloaded_layer.h"
 #include "lockstep/models/recompute.h"
@@ -111,21 +112,8 @@ void check_documents(const TokenPositions& given, int64_t batch, int64_t sequenc
                         "GPTModel: padding: found {} of {}, allowed: {} x {} of Bool",
                         fmt::join(map.sizes(), " x "), at::toString(map.scalar_type()), sequence,
                         batch);
-  if (!given.documents) return;
-  require<UsageError>(static_cast<int64_t>(given.documents->size()) == batch,
-                      "GPTModel: documents: found those of {} sequences, allowed: {}",
-                      given.documents->size(), batch);
-  for (const std::vector<int64_t>& lengths : *given.documents) {
-    int64_t sum = 0, least = 1;
-    for (const int64_t length : lengths) {
-      least = std::min(least, length);
-      sum += length;
-    }
-    require<UsageError>(sum == sequence * ranks && least > 0,
-                        "GPTModel: documents: found {} tokens in all, allowed: {}, in documents "
-                        "of >= 1",
-                        sum, sequence * ranks);
-  }
+  if (given.documents)
+    check_sequence_documents(*given.documents, batch, sequence * ranks, "GPTModel: documents");
 }
 
 /// Checks that a cache of `config` has room for `sequence` more tokens.
@@ -141,6 +129,16 @@ void check_cache(const KeyValueCache* cache, const TokenPositions& given, int64_
       cache->length() + sequence <= config.seq_length,
       "GPTModel: cache: found {} tokens and {} more, allowed: {} (model.seq_length)",
       cache->length(), sequence, config.seq_length);
+}
+
+void check_last_only(const GPTInput& input, int64_t sequence, bool cut) {
+  if (!input.last_only) return;
+  require<UsageError>(!cut && sequence > 0 && !input.labels.defined(),
+                      "GPTModel: last_only: found {}, allowed: whole sequences of at least one "
+                      "token and no labels",
+                      cut             ? "sequences that tp or cp cuts"
+                      : sequence == 0 ? "no token"
+                                      : "labels beside it");
 }
 
 /// The child `layers` of a TransformerBlock.
@@ -311,8 +309,9 @@ void GPTModel::check(const GPTInput& input) const {
   check_positions(input.positions.positions, sequence, config_);
   const int64_t batch = stage_.has_embedding ? input.tokens.size(0) : input.hidden.size(1);
   check_documents(input.positions, batch, sequence, context_parallel_.size(), config_);
-  check_cache(input.positions.cache.get(), input.positions, sequence, config_,
-              sequence_parallel_ || context_parallel_.size() > 1);
+  const bool cut = sequence_parallel_ || context_parallel_.size() > 1;
+  check_cache(input.positions.cache.get(), input.positions, sequence, config_, cut);
+  check_last_only(input, sequence, cut);
   if (!stage_.has_loss || !input.labels.defined()) return;
   check_ids(input.labels, "labels");
   require<UsageError>(!stage_.has_embedding || input.labels.sizes() == input.tokens.sizes(),
@@ -354,8 +353,13 @@ at::Tensor GPTModel::forward(const GPTInput& input) const {
   const at::Tensor hidden = decoder_->forward(
       stage_.has_embedding ? embedding_->forward(input.tokens, positions) : input.hidden,
       positions);
-  if (positions.cache) positions.cache->advance(hidden.size(0));
-  return stage_.has_loss ? output(hidden, input.labels) : hidden;
+  const int64_t length = hidden.size(0);
+  const at::Tensor result =
+      stage_.has_loss
+          ? output(input.last_only ? hidden.narrow(0, length - 1, 1) : hidden, input.labels)
+          : hidden;
+  if (positions.cache) positions.cache->advance(length);
+  return result;
 }
 
 at::Tensor GPTModel::forward(const at::Tensor& tokens, const at::Tensor& labels) const {

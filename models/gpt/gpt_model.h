@@ -50,6 +50,9 @@ struct GPTInput {
   at::Tensor labels = {};  ///< [batch, sequence] of int64; optional, if the stage has the loss
   at::Tensor hidden = {};  ///< output of the previous stage; set if this one has no embedding
   TokenPositions positions = {};  ///< default: from 0 on; over cp those of this rank's part
+  /// Compute logits of the last token alone. Not with labels, nor with sequences that sequence
+  /// parallelism or cp cuts: one rank has their last token.
+  bool last_only = false;
 };
 
 /// The layers of a GPTModel, children `layers.N` with N counted over the whole model, and
@@ -111,15 +114,15 @@ class GPTModel : public DescribedModule {
   /// - With the loss and `labels`: the loss of each token [batch, sequence] in nats, in fp32 (fp64
   ///   for a model in fp64), the same on all ranks of tp. Labels may be kIgnoredLabel.
   ///   label_smoothing applies in training mode (train(), eval()).
-  /// - With the loss and no labels: the logits [batch, sequence, vocabulary], gathered over tp.
-  ///   With positions.cache the tokens follow those in the cache and are added to it: see
-  ///   KeyValueCache.
+  /// - With the loss and no labels: the logits [batch, sequence, vocabulary], or with last_only
+  ///   [batch, 1, vocabulary], gathered over tp. With positions.cache the tokens follow those in
+  ///   the cache and are all added to it: see KeyValueCache.
   /// - Without the loss: activations [sequence, batch, hidden_size], with sequence parallelism this
   ///   rank's [sequence / ranks, batch, hidden_size], which are the next stage's `hidden`.
   ///
   /// UsageError, before anything is sent: an input that is missing or has another shape, a sequence
   /// longer than seq_length or, with sequence parallelism, not divisible by the ranks of tp, token
-  /// ids outside the vocabulary.
+  /// ids outside the vocabulary, last_only where it is not possible.
   at::Tensor forward(const GPTInput& input) const;
 
   /// The same for a whole model and the positions 0, 1, ...

@@ -6,7 +6,8 @@ import subprocess
 import sys
 import unittest
 
-from support import LOCKSTEP, SOURCE, EndToEnd, byte_tokenizer, launch, run
+from support import (LOCKSTEP, SOURCE, EndToEnd, byte_tokenizer, clean_environment, free_port,
+                     launch, run)
 
 # A stand-in for lm-evaluation-harness: it asks twice and prints the answers.
 HARNESS = {
@@ -107,6 +108,61 @@ class Generate(EndToEnd):
         result = run(LOCKSTEP, "generate", self.checkpoint, *options, "--pipeline", "2")
         self.assert_failed(result, 2, "--tensor, --pipeline, --expert: found a product of 2, "
                            "allowed: 1, the number of ranks started")
+
+    def test_one_of_several_ranks_reads_the_prompts_of_a_pipe(self):
+        generate = ("generate", self.checkpoint, "--max-tokens", "20", "--tensor", "2")
+        prompts = b"".join(b"%d squared is \n" % i for i in range(40))
+        lines = self.folder / "prompts"
+        lines.write_bytes(prompts)
+        expected = launch(2, LOCKSTEP, *generate, "--input", lines)
+        self.assertEqual(expected.returncode, 0, expected.stderr.decode())
+        self.assertEqual(expected.stdout.count(b" squared is "), 40)
+        piped = subprocess.run([LOCKSTEP, "launch", "-n", "2", "--starter", "own", "--", *generate,
+                                "--input", "/dev/stdin"], input=prompts, capture_output=True,
+                               check=False, env=clean_environment())
+        self.assertEqual(piped.returncode, 0, piped.stderr.decode())
+        self.assertEqual(piped.stdout, expected.stdout)
+        gone = launch(2, LOCKSTEP, *generate, "--input", self.folder / "gone")
+        self.assert_failed(gone, 1)
+        self.assertGreaterEqual(gone.stderr.decode().count("gone' cannot be read"), 2)
+        lines.write_bytes(b"")
+        empty = launch(2, LOCKSTEP, *generate, "--input", lines)
+        self.assert_failed(empty, 2, "--prompt: found none")
+
+    def as_ranks_that_differ(self, of_rank_0, *options):
+        """Runs `generate` on two ranks, with further options, a shell's words, on rank 0."""
+        script = f'test "$RANK" = 1 || set -- "$@" {of_rank_0}; exec "$0" "$@"'
+        return launch(2, "sh", "-c", script, LOCKSTEP, "generate", *options, "--tensor", "2")
+
+    def test_ranks_with_other_options_are_refused(self):
+        for given, part in (
+                ("--seed 7", "--seed: rank 0 has 7, rank 1 has 1; allowed: the same on all"),
+                ("--temperature 0.5", "--temperature: rank 0 has 0.5, rank 1 has 0.8;"),
+                ("--prompt b", '--prompt: rank 0 has ["a","b"], rank 1 has ["a"];'),
+                ("--stop .", '--stop: rank 0 has ["."], rank 1 has [];'),
+                ("--ignore-eos", "--ignore-eos: rank 0 has given, rank 1 has not given;")):
+            with self.subTest(given):
+                result = self.as_ranks_that_differ(given, self.checkpoint, "--prompt", "a")
+                self.assert_failed(result, 2, part)
+                self.assertEqual(result.stdout, b"")
+
+    def test_ranks_wait_as_long_as_those_of_the_run_or_as_timeout_says(self):
+        # The ranks compare the timeouts that they use. The default is longer on a GPU.
+        for saved, used in ((700, "700"), (5, "60|600")):
+            folder = self.folder / str(saved)
+            result = run(LOCKSTEP, "train", self.config, "--output", folder, "--set",
+                         f"parallel.distributed_timeout_seconds={saved}", "--set",
+                         "train.train_iters=1")
+            self.assertEqual(result.returncode, 0, result.stderr.decode())
+            result = self.as_ranks_that_differ("--timeout 99", folder / "checkpoint", "--prompt",
+                                               "a")
+            self.assert_failed(result, 2)
+            self.assertRegex(result.stderr.decode(), r"parallel\.distributed_timeout_seconds: rank "
+                             rf"0 has 99, rank 1 has ({used});")
+        alone = run(LOCKSTEP, "generate", self.checkpoint, "--prompt", "a", "--tensor", "2",
+                    "--timeout", "1", RANK=0, WORLD_SIZE=2, LOCAL_RANK=0, LOCAL_WORLD_SIZE=2,
+                    MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+        self.assert_failed(alone, 1, "rank 1 did not arrive within 1.0 s")
 
     def test_what_makes_no_sense_is_refused(self):
         for options, part in ((("--stop", ""), "--stop: is empty"),

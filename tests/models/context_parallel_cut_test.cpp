@@ -48,6 +48,24 @@ TEST(ContextCut, LengthsThatCannotBeCut) {
                                       "found a document of 10 tokens, allowed: a multiple of 4"));
   EXPECT_TRUE(throws_with<UsageError>([] { context_pieces({8, 0}, 2, 0); }, "of 0 tokens"));
   EXPECT_TRUE(throws_with<UsageError>([] { context_pieces({}, 2, 0); }, "no documents"));
+  EXPECT_TRUE(throws_with<UsageError>(
+      [] {
+        context_pieces({8, 0}, 1, 0);
+      },
+      "found a document of 0 tokens, allowed: >= 1"));
+  EXPECT_TRUE(throws_with<UsageError>([] { context_pieces({}, 1, 0); }, "no documents"));
+  for (const std::optional<int64_t> window : {std::optional<int64_t>{}, {4}}) {
+    EXPECT_TRUE(throws_with<UsageError>(
+        [&] {
+          ring_blocks({8, 0}, 1, 0, 0, {.window = window});
+        },
+        "of 0 tokens"));
+    EXPECT_TRUE(throws_with<UsageError>(
+        [&] {
+          gathered_blocks({16, -8}, 1, 0, {.window = window});
+        },
+        "of -8 tokens"));
+  }
   EXPECT_EQ(padded_for_context(9, 2), 12);
   EXPECT_EQ(padded_for_context(12, 2), 12);
   EXPECT_EQ(padded_for_context(9, 1), 9);

@@ -8,11 +8,8 @@
 
 #include <ATen/ATen.h>
 
-#include "lockstep/core/error.h"
-#include "lockstep/models/context_parallel_blocks.h"
 #include "lockstep/tests/support/memory_counter.h"
 #include "lockstep/tests/support/rank_threads.h"
-#include "lockstep/tests/support/throws_with.h"
 
 // Attention over ranks that hold parts of the sequence, compared with plain attention over it all.
 
@@ -21,7 +18,6 @@ namespace {
 
 using testing::CollectiveLog;
 using testing::run_ranks;
-using testing::throws_with;
 
 struct Problem {
   int64_t length = 48, batch = 2, heads = 8, groups = 4, channels = 6;
@@ -213,22 +209,6 @@ TEST(ContextParallel, DocumentsSendWhatWholeSequencesSend) {
   }
 }
 
-TEST(ContextParallel, BoundsThatCannotBe) {
-  const auto attend = [](ContextAttentionOptions options, SequenceDocuments bounds) {
-    options.bounds = std::make_shared<const SequenceDocuments>(std::move(bounds));
-    return [options, x = numbers({8, 2, 2, 4}, 1)] {
-      const ParallelState state = ParallelState::single_process(c10::kCPU);
-      context_attention(x, x, x, ContextParallel::of(state, kRing), options);
-    };
-  };
-  EXPECT_TRUE(throws_with<UsageError>(attend({.causal = false}, {{8}, {8}}),
-                                      "found bounds without causal attention, allowed"));
-  EXPECT_TRUE(throws_with<UsageError>(attend({.documents = {4, 4}}, {{8}, {8}}),
-                                      "found bounds beside documents, allowed"));
-  EXPECT_TRUE(throws_with<UsageError>(attend({}, {{8}}),
-                                      "found bounds of 1 sequences, allowed: 2, the batch"));
-}
-
 TEST(ContextParallel, OddLengthsAfterPadding) {
   // The causal mask hides the padding after the sequence from the tokens before it.
   const int64_t length = padded_for_context(41, 4);
@@ -246,23 +226,6 @@ TEST(ContextParallel, SinglePrecisionAndBf16) {
       expect_equal_to_one_rank(ranks, communication, {}, at::kFloat);
       expect_equal_to_one_rank(ranks, communication, {}, at::kBFloat16);
     }
-}
-
-TEST(ContextParallel, PlainKernelEqualsFlash) {
-  const Problem problem{.groups = 2};
-  const Whole whole(problem);
-  const AttentionBlock block{{0, problem.length}, {0, problem.length}, BlockMask::causal};
-  BlockwiseAttention attention(whole.inputs[0], AttentionKernel::plain);
-  attention.add(block, whole.inputs[1], whole.inputs[2]);
-  EXPECT_LT(distance(attention.output().flatten(2), whole.output), 1e-12);
-  BlockwiseAttentionGradient gradient(whole.inputs[0], attention.output(), attention.log_sum_exp(),
-                                      whole.weight.view(whole.inputs[0].sizes()),
-                                      AttentionKernel::plain);
-  const at::Tensor key = at::zeros_like(whole.inputs[1]), value = at::zeros_like(key);
-  gradient.add(block, whole.inputs[1], whole.inputs[2], key, value);
-  EXPECT_LT(distance(gradient.query_gradient(), whole.gradients[0]), 1e-12);
-  EXPECT_LT(distance(key, whole.gradients[1]), 1e-12);
-  EXPECT_LT(distance(value, whole.gradients[2]), 1e-12);
 }
 
 /// "operation of label: bytes" -> number of calls on rank 1.
@@ -357,43 +320,6 @@ TEST(ContextParallel, PartsJoinInTheOrderOfTheSequence) {
               EXPECT_TRUE(at::equal(to_sequence_order(at::cat(parts), 4, documents), x));
             },
             {.sizes = {.context = 4}});
-}
-
-TEST(ContextParallel, Misuse) {
-  run_ranks(2,
-            [](const ParallelState& state) {
-              const auto attention = [&](std::vector<int64_t> q, std::vector<int64_t> k,
-                                         ContextCommunication communication,
-                                         std::vector<int64_t> documents) {
-                context_attention(at::ones(q), at::ones(k), at::ones(k),
-                                  ContextParallel::of(state, communication),
-                                  {.documents = std::move(documents)});
-              };
-              EXPECT_TRUE(throws_with<UsageError>(
-                  [&] {
-                    attention({4, 1, 3, 2}, {4, 1, 2, 2}, kRing, {});
-                  },
-                  "4 x 1 x 3 x 2"));
-              EXPECT_TRUE(throws_with<UsageError>(
-                  [&] {
-                    attention({3, 1, 2, 2}, {3, 1, 2, 2}, kRing, {});
-                  },
-                  "6 tokens"));
-              EXPECT_TRUE(throws_with<UsageError>(
-                  [&] {
-                    attention({4, 1, 2, 2}, {4, 1, 1, 2}, kHeads, {});
-                  },
-                  "1 key heads"));
-              EXPECT_TRUE(throws_with<UsageError>(
-                  [&] {
-                    attention({4, 1, 2, 2}, {4, 1, 2, 2}, kGather, {4});
-                  },
-                  "4 tokens in all"));
-              EXPECT_TRUE(
-                  throws_with<ConfigError>([&] { ContextParallel::of(state, kBoth); },
-                                           "hierarchical_context_parallel_sizes: found 0 levels"));
-            },
-            {.sizes = {.context = 2}});
 }
 
 }  // namespace

@@ -261,6 +261,9 @@ TEST(GPTModel, RefusesOtherShapesAndConfigurations) {
           "positions: found 8 of Float, allowed: 8 of Long");
   refuses(model, {.tokens = ids, .positions = {.positions = at::arange(8) + 1}},
           "positions: found 8, allowed: 0 to 7");
+  refuses(model, {.tokens = ids, .labels = ids, .last_only = true},
+          "last_only: found labels beside it, allowed: whole sequences of at least one token");
+  refuses(model, {.tokens = ids.narrow(1, 0, 0), .last_only = true}, "last_only: found no token");
   config.num_query_groups = 3;
   EXPECT_TRUE(throws_with<ConfigError>([&] { GPTModel model(config); }, "model.num_query_groups"));
 }

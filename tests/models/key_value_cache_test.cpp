@@ -57,6 +57,29 @@ TEST(KeyValueCache, LogitsAreThoseOfTheWholeSequenceHoweverItIsCut) {
   }
 }
 
+TEST(KeyValueCache, TakesAllTokensIfOnlyTheLastHasLogits) {
+  const at::NoGradGuard no_grad;
+  for (const char* const more :
+       {"", "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\""}) {
+    const GPTModel model = cached_model(more);
+    const at::Tensor tokens = at::arange(48).mul(7).remainder(40).view({3, 16});
+    const at::Tensor whole = model.forward(tokens);
+    const auto cache = std::make_shared<KeyValueCache>(16);
+    for (const int64_t count : {9, 1, 6}) {
+      const int64_t first = cache->length(), last = first + count - 1;
+      GPTInput input = piece(tokens, first, first + count, cache);
+      input.last_only = true;
+      const at::Tensor found = model.forward(input);
+      EXPECT_EQ(cache->length(), first + count);
+      ASSERT_EQ(found.sizes(), at::IntArrayRef({3, 1, 40}));
+      EXPECT_LT((found - whole.narrow(1, last, 1)).abs().max().item<double>(), 1e-12) << more;
+    }
+    const at::Tensor found = model.forward(GPTInput{.tokens = tokens, .last_only = true});
+    ASSERT_EQ(found.sizes(), at::IntArrayRef({3, 1, 40}));
+    EXPECT_LT((found - whole.narrow(1, 15, 1)).abs().max().item<double>(), 1e-12) << more;
+  }
+}
+
 TEST(KeyValueCache, RefusesWhatItHasNoRoomFor) {
   const at::NoGradGuard no_grad;
   const GPTModel model = cached_model("");
@@ -75,6 +98,27 @@ TEST(KeyValueCache, RefusesWhatItHasNoRoomFor) {
   EXPECT_TRUE(
       throws_with<UsageError>([&] { model.forward(with_positions); }, "found positions beside it"));
   EXPECT_EQ(cache->length(), 6);
+}
+
+TEST(KeyValueCache, RefusesWhatIsUnlikeTheKeysBefore) {
+  KeyValueCache cache(8);
+  const at::Tensor key = at::ones({3, 2, 4, 6});
+  EXPECT_EQ(cache.append(5, key, key).first.sizes(), key.sizes());
+  const auto append = [&](const at::Tensor& keys, const at::Tensor& values) {
+    return [&cache, keys, values] { cache.append(5, keys, values); };
+  };
+  EXPECT_TRUE(throws_with<UsageError>(append(key, key.narrow(3, 0, 5)),
+                                      "found a key [3, 2, 4, 6] of Float and a value [3, 2, 4, 5] "
+                                      "of Float, allowed: [sequence, batch, groups, channels]"));
+  for (const at::Tensor& other : {key.narrow(2, 0, 1), key.narrow(3, 0, 1), key.to(at::kBFloat16)})
+    EXPECT_TRUE(throws_with<UsageError>(append(other, other), "allowed: [..., 4, 6] of Float"));
+  EXPECT_TRUE(throws_with<UsageError>(append(key[0], key[0]), "found a key [2, 4, 6] of Float"));
+  cache.advance(3);
+  EXPECT_TRUE(throws_with<UsageError>(append(at::ones({6, 2, 4, 6}), at::ones({6, 2, 4, 6})),
+                                      "found 9 tokens, allowed: 8"));
+  const auto [keys, values] = cache.append(5, key + 1, key + 2);
+  EXPECT_TRUE(at::equal(keys, at::cat({key, key + 1})));
+  EXPECT_TRUE(at::equal(values, at::cat({key, key + 2})));
 }
 
 // Compared with a softmax for each head, in a loop.

@@ -14,6 +14,8 @@
 #include "lockstep/core/error.h"
 #include "lockstep/core/gradient_capture.h"
 #include "lockstep/distributed/distributed_data_parallel.h"
+#include "lockstep/distributed/gradient_synchronizer.h"
+#include "lockstep/distributed/reducer.h"
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/models/embedding.h"
 #include "lockstep/models/linear.h"
@@ -331,6 +333,28 @@ TEST(LayerArguments, APartOfAVocabularyThatCannotBeIsRefused) {
           vocab_parallel_cross_entropy(at::ones({2, 8}), at::ones({2}, at::kLong), part, group);
         },
         "vocab_parallel_cross_entropy: found a part of the vocabulary of 8 rows");
+}
+
+TEST(LayerArguments, ALayerForOtherRanksThanThoseOfTheFrontIsRefusedByName) {
+  const std::function<void(const ColumnParallelLinear&, const ParallelState&)> fronts[] = {
+      [](auto& net, auto& state) { DistributedDataParallel(net, state); },
+      [](auto& net, auto& state) { GradientSynchronizer(net, state, 1, 1).bind(); },
+      [](auto& net, auto& state) { Reducer(net, state); },
+  };
+  for (const auto& wrap : fronts)
+    for (const bool same : {false, true})
+      run_ranks(
+          2,
+          [&](const ParallelState& state) {
+            const ColumnParallelLinear net(same ? layer(state) : layer(), 4, {8}, true, 0.1);
+            if (same) {
+              EXPECT_NO_THROW(wrap(net, state));
+            } else {
+              expect_refused([&] { wrap(net, state); },
+                             "parameter 'weight': found a piece for 1 ranks of tp, allowed: for 2");
+            }
+          },
+          testing::RankThreadOptions{.sizes = {.tensor = 2}});
 }
 
 }  // namespace

@@ -7,10 +7,12 @@
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/error.h"
 #include "lockstep/models/attention.h"
+#include "lockstep/models/key_value_cache.h"
 #include "lockstep/models/latent_attention.h"
 #include "lockstep/models/moe_layer.h"
 #include "lockstep/models/transformer_layer.h"
 #include "lockstep/tests/support/gpt_parts.h"
+#include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
@@ -74,21 +76,71 @@ TEST(TokenPositionsOfLayers, TheHiddenStatesAreOfThreeDimensionsOfTheModelsWidth
   expect_refused(mixture, "MoELayer");
 }
 
+TokenPositions in_documents(const SequenceDocuments& documents) {
+  TokenPositions tokens;
+  tokens.documents = std::make_shared<const SequenceDocuments>(documents);
+  return tokens;
+}
+
+void expect_documents_refused(const SelfAttention& layer, const at::Tensor& input,
+                              const SequenceDocuments& documents, const std::string& told) {
+  EXPECT_TRUE(throws_with<UsageError>([&] { layer.forward(input, in_documents(documents)); },
+                                      "attention: documents: found " + told));
+}
+
 TEST(TokenPositionsOfLayers, DocumentsAreThoseOfEachSequence) {
   for (const double dropout : {0.0, 0.5}) {
     TransformerConfig config = small_gpt();
     config.attention_dropout = dropout;
     const SelfAttention layer(layer_context_of(config));
-    for (const SequenceDocuments& documents :
-         {SequenceDocuments{{2, 4}}, SequenceDocuments{{2, 4}, {6}, {3, 3}}}) {
-      TokenPositions tokens;
-      tokens.documents = std::make_shared<const SequenceDocuments>(documents);
-      EXPECT_TRUE(throws_with<UsageError>([&] { layer.forward(hidden(), tokens); },
-                                          "attention: found documents of " +
-                                              std::to_string(documents.size()) +
-                                              " sequences, allowed: 2"));
-    }
+    const auto refused = [&](const SequenceDocuments& documents, const std::string& told) {
+      expect_documents_refused(layer, hidden(), documents, told);
+    };
+    refused({{2, 4}}, "those of 1 sequences, allowed: 2");
+    refused({{2, 4}, {6}, {3, 3}}, "those of 3 sequences, allowed: 2");
+    refused({{2, 2}, {2, 2}}, "4 tokens in all, allowed: 6");
+    refused({{2, 4}, {2, 5}}, "7 tokens in all, allowed: 6");
+    refused({{4}, {4}}, "4 tokens in all, allowed: 6");
+    refused({{6}, {}}, "0 tokens in all, allowed: 6");
+    refused({{6}, {6, 0}}, "6 tokens in all, allowed: 6, in documents of >= 1");
+    EXPECT_TRUE(
+        at::equal(layer.forward(hidden(), in_documents({{6}, {6}})), layer.forward(hidden(), {})));
   }
+}
+
+TEST(TokenPositionsOfLayers, DocumentsAreThoseOfAllContextParallelRanks) {
+  for (const bool correct : {true, false}) {
+    testing::CollectiveLog log;
+    testing::run_ranks(
+        2,
+        [&](const ParallelState& state) {
+          LayerContext context = layer_context_of(small_gpt());
+          context.parallel.context_parallel_size = 2;
+          context.state = state;
+          const SelfAttention layer(context);
+          const at::Tensor part = at::ones({4, kSequences, 16}, at::kDouble);
+          if (!correct) {
+            expect_documents_refused(layer, part, {{4}, {4}}, "4 tokens in all, allowed: 8");
+            expect_documents_refused(layer, part, {{3, 1}, {4}}, "4 tokens in all, allowed: 8");
+            return;
+          }
+          EXPECT_TRUE(
+              at::equal(layer.forward(part, in_documents({{8}, {8}})), layer.forward(part, {})));
+        },
+        {.sizes = {.context = 2}, .log = &log});
+    EXPECT_EQ(log.of_rank(0).empty(), !correct);  // refused before anything is sent
+  }
+}
+
+TEST(TokenPositionsOfLayers, DocumentsBesideACacheAreRefused) {
+  const at::NoGradGuard no_grad;
+  const SelfAttention layer(layer_context_of(small_gpt()));
+  TokenPositions tokens = in_documents({{6}, {2, 4}});
+  tokens.cache = std::make_shared<KeyValueCache>(8);
+  EXPECT_TRUE(throws_with<UsageError>([&] { layer.forward(hidden(), tokens); },
+                                      "documents: found some beside a cache, allowed: none"));
+  tokens.documents = nullptr;
+  EXPECT_TRUE(at::equal(layer.forward(hidden(), tokens), layer.forward(hidden(), {})));
 }
 
 TEST(TokenPositionsOfLayers, AMapOfPaddingHasTheFormOfTheTokens) {

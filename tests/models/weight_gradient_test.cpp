@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+#include <vector>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -9,6 +12,7 @@
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/models/embedding.h"
 #include "lockstep/models/gpt_model.h"
+#include "lockstep/models/linear_cross_entropy.h"
 #include "lockstep/models/linear_function.h"
 #include "lockstep/tests/support/awaited_gradients.h"
 #include "lockstep/tests/support/gpt_parts.h"
@@ -53,6 +57,33 @@ TEST(WeightGradient, TheProductAddsItToTheBufferOfTheSameDtype) {
     EXPECT_TRUE(weight.grad().is_same(grad));
     EXPECT_TRUE(at::equal(grad, expected));
   }
+}
+
+/// On some processors oneDNN computes products of the second shape, but adds none: add_product().
+TEST(WeightGradient, HasTheSameBitsIfTheBufferGetsItsMemoryLater) {
+  for (const auto& [tokens, out, in] :
+       std::vector<std::tuple<int64_t, int64_t, int64_t>>{{14, 6, 5}, {48, 256, 96}})
+    for (const bool chunked : {false, true}) {
+      const auto gradient = [&, t = tokens, o = out, i = in](bool waits_in_memory) {
+        const at::Tensor weight = rippled({o, i}, 1, at::kFloat).requires_grad_(true);
+        if (waits_in_memory) weight.mutable_grad() = at::zeros({o, i});
+        int calls = 0;
+        testing::count_gradients(weight, calls);
+        const at::Tensor x = rippled({t, i}, 2, at::kFloat).requires_grad_(true);
+        const at::Tensor output =
+            chunked ? parallel_linear_cross_entropy(x, weight, at::arange(t).remainder(o),
+                                                    vocab_partition(o, o, 0, 1), alone(), t / 2)
+                    : parallel_linear(x, weight, {}, alone());
+        const testing::OperatorCounts counts;
+        output.backward(rippled(output.sizes(), 3, at::kFloat));
+        if (o < 100) {  // otherwise the processor decides
+          EXPECT_EQ(counts.of("aten::addmm_"), chunked ? 2 : 1) << waits_in_memory;
+        }
+        EXPECT_EQ(calls, 1);
+        return weight.grad();
+      };
+      EXPECT_TRUE(at::equal(gradient(false), gradient(true))) << tokens << " " << chunked;
+    }
 }
 
 TEST(WeightGradient, ABufferInFp32GetsItWithoutRoundingItFirst) {
