@@ -1,5 +1,6 @@
 #include "lockstep/pipeline/executor.h"
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <optional>
@@ -32,6 +33,7 @@ struct PipelineExecutor::Plan {
   std::vector<PipelineStep> steps;
   std::vector<std::vector<size_t>> early;
   std::vector<std::optional<TransferLabel>> labels;  ///< of each step that transfers
+  bool limits_outputs;                               ///< of forwards; see executor.h
 };
 
 namespace {
@@ -39,6 +41,18 @@ namespace {
 /// Tasks of a rank, as keys.
 using Key = std::tuple<TaskKind, int64_t, int64_t>;
 Key key_of(const PipelineTask& task) { return {task.kind, task.chunk, task.microbatch}; }
+
+/// Outputs that may still be on their way when the next one is computed. Then two wait here, as
+/// many as the receiver has ahead.
+constexpr size_t kOutputsAhead = 1;
+
+/// Whether no gradient that comes back keeps a rank from running far ahead of a slower one.
+bool runs_ahead(const PipelineSchedule& schedule) {
+  if (schedule.chunks > 1 || schedule.pipeline() == 1) return false;
+  const auto& last = schedule.ranks.back();
+  return std::all_of(last.begin(), last.begin() + schedule.microbatches,
+                     [](const PipelineTask& task) { return task.kind == TaskKind::forward; });
+}
 
 int64_t now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -167,7 +181,13 @@ class PipelineExecutor::Run {
       sends_.send(plan_.group, output.mapped(), step.peer, label, std::move(sent));
   }
 
+  void wait_for_receivers() {
+    const InPart waiting(plan_.clock.get(), StepPart::communication);
+    sends_.wait_until_left(kOutputsAhead);
+  }
+
   void compute(const PipelineTask& task) {
+    if (plan_.limits_outputs && task.kind == TaskKind::forward) wait_for_receivers();
     const at::Tensor input = take_input(task);
     const TraceScope scope([&] { return to_string(task); });
     const int64_t begin = now();
@@ -332,9 +352,11 @@ PipelineExecutor::PipelineExecutor(const ParallelState& parallel_state, Pipeline
   auto early = early_receives(steps);
   std::vector<std::optional<TransferLabel>> labels;
   for (const PipelineStep& step : steps) labels.push_back(label_of(step, schedule, group.rank()));
+  const bool limits_outputs = runs_ahead(schedule);
   plan_ = std::make_unique<const Plan>(Plan{group, parallel_state.device(), std::move(schedule),
                                             std::move(options), parallel_state.step_clock(),
-                                            std::move(steps), std::move(early), std::move(labels)});
+                                            std::move(steps), std::move(early), std::move(labels),
+                                            limits_outputs});
   sends_ = std::make_unique<SendQueue>();
 }
 

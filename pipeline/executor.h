@@ -34,7 +34,8 @@ struct PipelineExecutorOptions {
   std::function<TensorShape(int64_t microbatch)> activation_shape = {};
   /// With a schedule that splits backward: where the layers of the stages leave their weight
   /// gradients; the one of their contexts. Unset: SplitBackward splits backward; see there for what
-  /// the stages' operations must allow. Layers whose context has one are a UsageError then.
+  /// the stages' operations must allow. Layers whose context has one are a UsageError then. What is
+  /// recomputed is done by the B tasks whole: with recompute() set this.
   std::shared_ptr<DeferredGradients> deferred = {};
   /// Called for each backward task with the function that computes it; returns the gradient of the
   /// task's input, undefined on the first stage. Unset: the function is called. A planned rank may
@@ -49,7 +50,10 @@ struct PipelineExecutorOptions {
 
 /// Runs this rank's part of a schedule: its tasks in order, each on its received input, and the
 /// transfers between them in the order of communication_steps() and early_receives(). Sends do not
-/// block; no schedule that check_schedule() accepts can deadlock.
+/// block; no schedule that check_schedule() accepts can deadlock. With one chunk per rank, if all
+/// forwards of the last rank come first (GPipe, forward only), a rank that is ahead of the next one
+/// waits: a forward starts only once all earlier outputs but the last have been received; on a
+/// device its stream waits. So at most two outputs wait to be sent, however slow a later stage is.
 ///
 /// Between forward and backward of a micro-batch a stage's input and graph are kept. Its output is
 /// freed once it is sent, unless an operation saved it. Gradients of parameters are accumulated
@@ -60,7 +64,8 @@ struct PipelineExecutorOptions {
 /// reduced once it has the gradients of all M micro-batches.
 ///
 /// If backward is split, B tasks compute the gradient of the input, and W tasks those of the
-/// parameters, as far as layers defer them; these are added in the order of the W tasks.
+/// parameters, as far as layers defer them; these are added in the order of the W tasks. Without
+/// `deferred` the W tasks compute all but those of recomputed functions: see SplitBackward.
 ///
 /// The first run on a device starts each receive only when its turn comes, because the first launch
 /// of a CUDA kernel loads it, which may wait for everything that runs on the device, including a

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/gradient_capture.h"
@@ -20,9 +21,10 @@ using torch::autograd::edge_list;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
+/// `pass`: see OuterBackward.
 variable_list run_engine(const edge_list& roots, const variable_list& grads, bool accumulate,
-                         const edge_list& outputs = {}) {
-  const CapturesAccumulate captures({.in_parts = true});
+                         int64_t pass, const edge_list& outputs = {}) {
+  const CapturesAccumulate captures({.pass = pass, .in_parts = true});
   return torch::autograd::Engine::get_default_engine().execute(
       roots, grads, /*keep_graph=*/true, /*create_graph=*/false, accumulate, outputs);
 }
@@ -73,6 +75,7 @@ struct SplitBackward::Graph {
   /// Gradients that reach one operation in the first part.
   struct Arrived {
     variable_list grads;
+    int64_t pass = -1;
     bool listening = true;
   };
 
@@ -80,7 +83,9 @@ struct SplitBackward::Graph {
    public:
     explicit Listener(std::shared_ptr<Arrived> arrived) : arrived_(std::move(arrived)) {}
     variable_list operator()(const variable_list& grads) override {
-      if (arrived_->listening) arrived_->grads = grads;
+      if (!arrived_->listening) return grads;
+      arrived_->grads = grads;
+      arrived_->pass = torch::autograd::get_current_graph_task_id();
       return grads;
     }
 
@@ -160,6 +165,7 @@ struct SplitBackward::Graph {
   std::vector<Fork> forks;
   bool splits = true;
   at::Tensor target_grad;
+  int64_t pass = -1;  ///< the first part, once it is over
 };
 
 SplitBackward::SplitBackward(const at::Tensor& output, const at::Tensor& input)
@@ -174,15 +180,19 @@ at::Tensor SplitBackward::input_part(const at::Tensor& grad) {
         graph.has_input
             ? static_cast<torch::autograd::AccumulateGrad&>(*graph.target.function).variable
             : at::Tensor();
-    run_engine({graph.root}, {grad}, /*accumulate=*/true);
+    run_engine({graph.root}, {grad}, /*accumulate=*/true, graph.pass);
     graph_ = nullptr;
     return input.defined() ? input.grad() : input;
   }
+  const auto first = std::make_shared<Graph::Arrived>();
+  graph.root.function->add_pre_hook(std::make_unique<Graph::Listener>(first));
   for (auto& fork : graph.forks)
     fork.node->add_pre_hook(std::make_unique<Graph::Listener>(fork.arrived));
   at::Tensor reached =
-      run_engine({graph.root}, {grad}, /*accumulate=*/false, {graph.target}).front();
+      run_engine({graph.root}, {grad}, /*accumulate=*/false, graph.pass, {graph.target}).front();
   for (auto& fork : graph.forks) fork.arrived->listening = false;
+  graph.pass = first->pass;
+  *first = {.grads = {}, .pass = -1, .listening = false};
   if (graph.has_input) return reached;
   graph.target_grad = std::move(reached);
   return {};
@@ -209,12 +219,14 @@ void SplitBackward::weight_part() {
       arrived.push_back(fork.arrived->grads[i]);
     }
     variable_list found(fork.sides.size());
-    if (!roots.empty()) found = run_engine(roots, arrived, /*accumulate=*/false, fork.sides);
+    if (!roots.empty())
+      found = run_engine(roots, arrived, /*accumulate=*/false, graph_->pass, fork.sides);
     for (size_t i = 0; i < found.size(); ++i) add(fork.sides[i], found[i]);
     fork.arrived->grads.clear();
   }
   if (!graph_->has_input) add(graph_->target, graph_->target_grad);
-  if (!leaves.empty()) run_engine(leaves, grads, /*accumulate=*/true);
+  if (!leaves.empty()) run_engine(leaves, grads, /*accumulate=*/true, graph_->pass);
+  const CapturesAccumulate belongs({.pass = graph_->pass, .in_parts = true});
   for (const Edge& leaf : in_place) (*leaf.function)(variable_list(1));
   graph_ = nullptr;
 }

@@ -12,8 +12,9 @@ namespace lockstep {
 ///
 /// Between the parts the graph and the gradients that reached its operations are kept. Operations
 /// must compute, and add to gradients in place, only what autograd asks them for
-/// (AutogradContext::needs_input_grad); recompute() does not do so. Layers with deferred weight
-/// gradients refuse such a backward (UsageError).
+/// (AutogradContext::needs_input_grad). recompute() does all its work in the first part: its linear
+/// layers add to gradients in place there, and its other gradients of parameters are kept, too.
+/// Layers with deferred weight gradients refuse such a backward (UsageError).
 ///
 /// The first part does all the work if a parameter enters the graph directly in several operations
 /// on the path to the input, or if a hook would be called in both parts: a hook of an operation on

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstddef>
 #include <deque>
 #include <mutex>
 #include <thread>
@@ -68,7 +69,8 @@ at::Tensor IncomingTensor::take() {
 struct SendQueue::Impl {
   struct Send {
     Work work;
-    std::function<void()> sent;
+    std::function<void()> sent = {};
+    bool is_shape = false;
 
     void wait() {
       work.wait();
@@ -98,6 +100,7 @@ struct SendQueue::Impl {
     }
     const std::lock_guard<std::mutex> lock(mutex);
     if (error) std::rethrow_exception(error);
+    if (!send.is_shape) ++tensors;
     waiting.push_back(std::move(send));
     if (!thread.joinable()) thread = std::thread([this] { wait_for_sends(); });
     changed.notify_all();
@@ -111,6 +114,7 @@ struct SendQueue::Impl {
       Send send = std::move(waiting.front());
       waiting.pop_front();
       busy = true;
+      const size_t sends_tensor = send.is_shape ? 0 : 1;
       lock.unlock();
       try {
         send.wait();
@@ -123,8 +127,19 @@ struct SendQueue::Impl {
       send = {};
       lock.lock();
       busy = false;
+      tensors -= sends_tensor;
       changed.notify_all();
     }
+  }
+
+  void wait_until_left(size_t most) {
+    const size_t awaited = on_device.size() - std::min(most, on_device.size());
+    const auto left = on_device.begin() + static_cast<std::ptrdiff_t>(awaited);
+    std::for_each(on_device.begin(), left, [](Send& send) { send.wait(); });
+    on_device.erase(on_device.begin(), left);
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return error || tensors <= most; });
+    if (error) std::rethrow_exception(error);
   }
 
   void finish() {
@@ -140,12 +155,14 @@ struct SendQueue::Impl {
     std::unique_lock<std::mutex> lock(mutex);
     waiting.clear();
     changed.wait(lock, [&] { return !busy; });
+    tensors = 0;
     error = nullptr;
   }
 
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Send> waiting;
+  size_t tensors = 0;  ///< on the CPU, without shapes: waiting ones and the one waited for
   std::vector<Send> on_device;
   std::exception_ptr error;
   bool busy = false, ended = false;
@@ -157,17 +174,22 @@ SendQueue::~SendQueue() = default;
 
 void SendQueue::send(const ProcessGroup& group, const at::Tensor& tensor, int64_t destination,
                      const TransferLabel& label, std::function<void()> sent) {
-  impl_->add({lockstep::send(group, tensor, destination, label.tensor), std::move(sent)},
-             tensor.is_cpu());
+  impl_->add(
+      {.work = lockstep::send(group, tensor, destination, label.tensor), .sent = std::move(sent)},
+      tensor.is_cpu());
 }
 
 void SendQueue::send_with_shape(const ProcessGroup& group, const at::Tensor& tensor,
                                 int64_t destination, const TransferLabel& label,
                                 std::function<void()> sent) {
-  impl_->add({lockstep::send(group, header_of(tensor, label.tensor), destination, label.shape), {}},
-             /*on_cpu=*/true);
+  impl_->add(
+      {.work = lockstep::send(group, header_of(tensor, label.tensor), destination, label.shape),
+       .is_shape = true},
+      /*on_cpu=*/true);
   send(group, tensor, destination, label, std::move(sent));
 }
+
+void SendQueue::wait_until_left(size_t most) { impl_->wait_until_left(most); }
 
 void SendQueue::finish() { impl_->finish(); }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -88,6 +89,9 @@ class SendQueue {
   void send_with_shape(const ProcessGroup& group, const at::Tensor& tensor, int64_t destination,
                        const TransferLabel& label, std::function<void()> sent = {});
 
+  /// Returns when at most `most` tensors are still to be sent; device tensors: then the current
+  /// stream waits for those before them. Throws the error of a send that failed.
+  void wait_until_left(size_t most);
   /// Returns when everything has been sent; throws the error of a send that failed.
   void finish();
   /// Discards unsent tensors and errors. Returns when the thread has finished the send that it

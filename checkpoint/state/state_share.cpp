@@ -11,6 +11,7 @@
 #include "lockstep/checkpoint/shard_file.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
+#include "lockstep/core/optimizer_rules.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {

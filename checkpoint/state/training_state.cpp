@@ -140,10 +140,6 @@ at::ScalarType dtype_of_safetensors(const std::string& name) {
   fail<UsageError>("safetensors: unknown dtype '{}'", name);
 }
 
-bool scale_adapts_itself(const Config& config) {
-  return config.train.precision == Precision::fp16 && !config.optimizer.loss_scale;
-}
-
 std::vector<StateTensor> model_state(const torch::nn::Module& model, const ParallelState& state) {
   return values_of(collect_parameters(model), model, state);
 }

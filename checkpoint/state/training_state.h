@@ -44,9 +44,6 @@ struct TrainingProgress {
   int64_t skipped_samples = 0;  ///< of consumed_samples, in all skipped steps
 };
 
-/// Whether the run's loss scale has a state that is worth keeping.
-bool scale_adapts_itself(const Config& config);
-
 /// The parameters, frozen ones included, and the registered buffers of `model`. With
 /// ddp.overlap_param_gather wait for them first (finish_param_sync); with optim_grads_params call
 /// unshard() of each DistributedDataParallel first, and keep the weights whole until a save has
@@ -80,6 +77,11 @@ std::vector<StateTensor> kept_weights(const std::vector<DistributedDataParallel*
 /// weights, because rounding twice would give other values. Master weights are loaded from the
 /// weights if the checkpoint has no master weights. FileError with the path: a tensor that is
 /// missing, has another shape or is damaged.
+///
+/// An Optimizer keeps its own copy of bf16 and fp16 parameters, the master weights. After loading
+/// its state, call Optimizer::apply_master_weights(). After loading weights alone into the model of
+/// an Optimizer that exists already, call Optimizer::reload_model_params(): otherwise its next step
+/// overwrites them.
 void load_state(CheckpointReader& checkpoint, const std::vector<StateTensor>& targets);
 
 /// Whether the checkpoint holds the optimizer's state.

@@ -11,8 +11,8 @@ namespace lockstep {
 /// Weight gradients that backward leaves for later, as zero-bubble schedules require: a backward
 /// that runs while deferring() computes the gradients of inputs, biases and norms, and adds a task
 /// for the gradient of each linear layer's weight. A task adds into the parameter's gradient and
-/// calls the parameter's post-accumulate-gradient hook, as autograd would have done. For one rank,
-/// whose backwards do not run at the same time.
+/// calls the parameter's post-accumulate-gradient hook, as autograd would have done, and as part of
+/// that backward (CapturesAccumulate). For one rank, whose backwards do not run at the same time.
 class DeferredGradients {
  public:
   using Task = std::function<void()>;

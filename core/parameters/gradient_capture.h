@@ -12,14 +12,17 @@ namespace lockstep {
 
 /// The backward that a caller has started, for what runs inside it.
 struct OuterBackward {
-  int64_t pass = -1;      ///< its number, as autograd counts graph tasks; -1 if it is in parts
+  /// Its number, as autograd counts graph tasks; in parts, that of the first one, and -1 until that
+  /// is over.
+  int64_t pass = -1;
   bool in_parts = false;  ///< it is a SplitBackward
 };
 
 /// While such an object lives, a parameter's gradient that is captured by a backward started on
 /// this thread (torch::autograd::grad) is passed on to the parameter's .grad() and hook, as in an
 /// ordinary backward. A layer may then add its gradient there itself. Otherwise a captured gradient
-/// is the caller's, and .grad() stays as it is.
+/// is the caller's, and .grad() stays as it is. What a backward left for later runs in such an
+/// object, too, so that a hook knows which backward its gradient belongs to.
 class CapturesAccumulate {
  public:
   /// `outer`: the backward that the one on this thread is part of.

@@ -39,7 +39,8 @@ class Collection {
       const at::Tensor& tensor = item.value();
       if (!tensor.defined() || !seen_.insert(tensor.unsafeGetTensorImpl()).second) continue;
       const std::string name = prefix + item.key();
-      parameters_.push_back({name, tensor, description_of(name, tensor)});
+      parameters_.push_back({name, tensor, description_of(name, tensor),
+                             described ? described->cut_by(item.key()) : std::nullopt});
     }
     for (const auto& child : module.named_children())
       collect(*child.value(), prefix + child.key() + ".");
@@ -140,6 +141,13 @@ int64_t rows_before_padding(const ParamSpec& spec, const LocalPiece& piece) {
   return std::clamp<int64_t>(end - piece.offset[0], 0, piece.shape[0]);
 }
 
+AxisSizes sizes_of_cut(const ParamDescription& description, const MeshPlace& place) {
+  AxisSizes sizes;
+  for (const auto& [axis, placement] : description.placements)
+    if (std::holds_alternative<Shard>(placement)) sizes[axis] = place ? place(axis).size : 1;
+  return sizes;
+}
+
 /// This rank's piece of `spec`, whose name is the global one.
 at::Tensor initial_piece(const ParamSpec& spec, const ParamOrigin& origin) {
   check_spec(spec);
@@ -161,7 +169,15 @@ at::Tensor DescribedModule::add(const ParamSpec& spec, const ParamOrigin& origin
   ParamSpec whole = spec;
   whole.name = origin.name + spec.name;
   splits_sequence_ = splits_sequence_ || origin.splits_sequence;
-  return register_described_parameter(spec.name, initial_piece(whole, origin), spec.description);
+  at::Tensor& registered =
+      register_described_parameter(spec.name, initial_piece(whole, origin), spec.description);
+  cut_by_[spec.name] = sizes_of_cut(spec.description, origin.place);
+  return registered;
+}
+
+std::optional<AxisSizes> DescribedModule::cut_by(const std::string& name) const {
+  const auto found = cut_by_.find(name);
+  return found == cut_by_.end() ? std::nullopt : std::optional(found->second);
 }
 
 const ParamDescription* DescribedModule::description(const std::string& name) const {

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -37,6 +38,9 @@ struct ParamOrigin {
   }
 };
 
+/// The number of ranks of each axis that cuts a parameter.
+using AxisSizes = std::map<MeshAxis, int64_t>;
+
 /// Descriptions of the parameters below a module, by their dotted names relative to it: "weight",
 /// "0.bias".
 using ParamDescriptions = std::map<std::string, ParamDescription>;
@@ -52,6 +56,10 @@ class DescribedModule : public torch::nn::Module {
   /// The description of the parameter that this module registered under `name`, or that a child has
   /// under this dotted name; nullptr if this module described none.
   const ParamDescription* description(const std::string& name) const;
+
+  /// By how many ranks add() cut the parameter that this module registered under `name`; unset if
+  /// add() did not make it.
+  std::optional<AxisSizes> cut_by(const std::string& name) const;
 
   /// Whether one of its parameters was created for tp ranks that each have only a part of the
   /// tokens.
@@ -132,6 +140,7 @@ class DescribedModule : public torch::nn::Module {
   void describe_child(const std::string& name, const ParamDescriptions& descriptions);
 
   ParamDescriptions descriptions_;
+  std::map<std::string, AxisSizes> cut_by_;
   bool splits_sequence_ = false;
 };
 
@@ -140,6 +149,9 @@ struct NamedParameter {
   std::string name;  ///< dotted name from the root module, "decoder.layers.0.mlp.linear_fc1.weight"
   at::Tensor tensor;
   ParamDescription description;
+  /// If DescribedModule::add() made it: by how many ranks it was cut. The fronts refuse a
+  /// ParallelState that has other sizes.
+  std::optional<AxisSizes> cut_by = {};
 };
 
 /// The description of a parameter that no DescribedModule describes: dense, replicated on every

@@ -6,6 +6,7 @@
 #include "lockstep/core/optimizer_rules.h"
 #include "lockstep/distributed/broadcast_values.h"
 #include "lockstep/distributed/buffer_kind.h"
+#include "lockstep/distributed/description_check.h"
 #include "lockstep/distributed/further_passes.h"
 #include "lockstep/distributed/grad_sync.h"
 #include "lockstep/distributed/model_check.h"
@@ -78,6 +79,7 @@ struct DistributedDataParallel::Impl {
                        check_ddp(config);
                        check_sharding(config, matrices);
                        check_parameter_list(parameters, kFront);
+                       refuse_other_cuts(parameters, state.grids(), kFront);
                        refuse_other_devices(parameters, state, kFront);
                        refuse_shared_memory(parameters, module_buffers, kFront);
                      });

@@ -87,17 +87,19 @@ class DistributedDataParallel {
   /// partial there; the pieces of a parameter that is cut over one of these axes may have different
   /// lengths. For other parameters that tp or etp ranks hold under one name, the ranks compare
   /// whether the parameters are trained and, if they are whole, whether they have weight decay; a
-  /// rank may hold further parameters. Then all ranks get the parameters and registered buffers of
-  /// the first rank (see broadcast_params(), which is not called again: buffers that change in
-  /// training, such as running means, differ between ranks).
+  /// rank may hold further parameters. Then the ranks of a data-parallel group get the parameters
+  /// and registered buffers of its first rank; nothing is sent over tp (see broadcast_params(),
+  /// which is not called again: buffers that change in training, such as running means, differ
+  /// between ranks).
   ///
   /// UsageError if no parameter is trained and there is one pipeline stage, if a parameter is
-  /// already wrapped, for an undefined tensor, for a tensor or a name that is listed twice, for a
-  /// trained parameter that is not a leaf, is sparse or expanded, shares elements with another one
-  /// or with a registered buffer, or, in a job of several ranks, is not on the job's device, for a
-  /// description that contradicts itself (ParamDescription::validate) or cuts a dimension that the
-  /// tensor does not have. If only some ranks find such an error in their arguments, the others
-  /// throw CommunicationError.
+  /// already wrapped or was made for other numbers of ranks (NamedParameter::cut_by), for an
+  /// undefined tensor, for a tensor or a name that is listed twice, for a trained parameter that is
+  /// not a leaf, is sparse or expanded, shares elements with another one or with a registered
+  /// buffer, or, in a job of several ranks, is not on the job's device, for a description that
+  /// contradicts itself (ParamDescription::validate) or cuts a dimension that the tensor does not
+  /// have. If only some ranks find such an error in their arguments, the others throw
+  /// CommunicationError.
   ///
   /// `disable_bucketing`: one bucket per buffer whatever `config` says, for model chunks whose
   /// reduction is hidden by that of other chunks. All pipeline stages except the first always do
@@ -171,26 +173,33 @@ class DistributedDataParallel {
   void restore_grad_buffers();
 
   /// Sets all gradients to zero and begins a new step. Call it before the step's first backward,
-  /// instead of optimizer.zero_grad().
+  /// instead of optimizer.zero_grad(). UsageError while gradients are being reduced, and if the
+  /// step's last backward has come but the reduction has not (finish_grad_sync() or
+  /// finalize_model_grads()). A step without a last backward may be dropped.
   void zero_grad_buffer();
   /// The same, under the name that all fronts share.
   void zero_grad() { zero_grad_buffer(); }
 
   /// Abandons a step in which something threw, for example an operator in the middle of backward,
-  /// and begins the next step. Required if reductions are in progress (state "reducing"), always
-  /// allowed. All data-parallel ranks must call it in the same step. They reduce NaN in place of
-  /// what they have not reduced yet, so a rank that finishes its step instead gets gradients that
-  /// every optimizer here refuses, and never a wrong sum. With optim_grads_params a rank that
-  /// stopped earlier than others does not gather what they wait for: then, and if ranks abandon
-  /// several of these objects in different orders, they wait until the timeout. CommunicationError
-  /// if a rank has failed.
+  /// and begins the next step. Required if reductions are in progress (state "reducing") or the
+  /// last backward has begun, always allowed. All data-parallel ranks must call it in the same
+  /// step. They reduce NaN in place of what they have not reduced yet, so a rank that finishes its
+  /// step instead gets gradients that every optimizer here refuses, and never a wrong sum. With
+  /// optim_grads_params a rank that stopped earlier than others does not gather what they wait for:
+  /// then, and if ranks abandon several of these objects in different orders, they wait until the
+  /// timeout. CommunicationError if a rank has failed.
   void abandon_step();
 
   /// Gives all data-parallel ranks the parameters, the frozen parameters and the registered module
-  /// buffers of the first rank. Experts come from the first rank of expert-dp, and so do the
-  /// buffers of a module all of whose parameters are experts. Do not register a buffer that depends
-  /// on the rank of dp-cp in any other way, such as the positions of a context-parallel rank: keep
-  /// it as a plain member.
+  /// buffers of the first rank of their dp-cp group. Experts come from the first rank of expert-dp,
+  /// and so do the buffers of a module all of whose parameters are experts. Nothing is sent over
+  /// tp, etp and pp, and nothing compares values there: ranks of these axes that hold copies of a
+  /// parameter or of a buffer must start from the same values. DescribedModule::add() sees to that;
+  /// for a libtorch module set the same seed (torch::manual_seed()) on all ranks. Do not register a
+  /// buffer that depends on the rank of dp-cp in any other way, such as the positions of a
+  /// context-parallel rank: keep it as a plain member. An Optimizer that was made before has master
+  /// weights of bf16 and fp16 parameters: then call its reload_model_params() after it, or the next
+  /// step restores the old values.
   void broadcast_params();
 
   /// With the distributed optimizer: gathers the parameters on all ranks after the optimizer has

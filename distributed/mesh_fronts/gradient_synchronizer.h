@@ -124,8 +124,8 @@ class GradientSynchronizer {
   void wait(const at::Tensor& num_tokens);
 
   /// Sets the gradients to zero and those of local parameters to undefined, makes replaced
-  /// gradients views again, and begins a step. UsageError while a reduction is in progress: call
-  /// wait() first.
+  /// gradients views again, and begins a step. UsageError while a reduction is in progress, or if
+  /// all backwards of the step have come without one: call wait() first.
   void zero_grad();
 
   /// Abandons a step in which something threw and begins the next one, on all ranks. See

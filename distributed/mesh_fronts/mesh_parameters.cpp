@@ -95,6 +95,7 @@ const ParallelState* MeshParameters::job() const {
 MeshParameters mesh_parameters(const torch::nn::Module& module, const ParallelState& state) {
   return telling(state, [&] {
     std::vector<NamedParameter> parameters = collect_parameters(module);
+    refuse_other_cuts(parameters, state.grids(), "mesh_parameters");
     refuse_ties(parameters, state.grids(), "mesh_parameters");
     const DeviceMesh dense = DeviceMesh::dense(state), expert = DeviceMesh::expert(state);
     std::vector<MeshParameter> result;

@@ -101,7 +101,8 @@ class MeshParameters {
 ///
 /// UsageError, naming the parameter and what to use instead; ranks that wait for this one are
 /// notified: a tied parameter that may have a copy on another stage or in another tensor; a
-/// gradient that is not partial-sum over an axis of several ranks that splits the batch.
+/// gradient that is not partial-sum over an axis of several ranks that splits the batch; a layer
+/// that was made for other numbers of ranks (NamedParameter::cut_by).
 MeshParameters mesh_parameters(const torch::nn::Module& module, const ParallelState& state);
 
 /// The axes of the mesh along which a DTensor is replicated and along which it is sharded, in the

@@ -217,6 +217,7 @@ Reducer::Reducer(const torch::nn::Module& module, const ParallelState& state,
           shared_over_dp_cp(collect_buffers(module, collect_parameters(module)), state),
           state.group(GroupKind::dp_cp), with_sparse_embeddings(std::move(options), module),
           [&](const std::vector<NamedParameter>& params) {
+            refuse_other_cuts(params, state.grids(), "Reducer");
             require_dp_cp_averages(params, state.grids(), state.rank(), "Reducer");
           })) {
   impl_->untrained = shared_over_dp_cp(std::move(impl_->untrained), state);

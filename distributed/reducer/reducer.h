@@ -124,7 +124,8 @@ class Reducer {
   /// the parameter, and so are experts and tied parameters.
   Reducer(const torch::nn::Module& module, const ProcessGroup& group, ReducerOptions options = {});
   /// Over the dp-cp group of `state`, for a module that describes its parameters. UsageError,
-  /// naming the parameter, if a mean over dp-cp would be wrong: a gradient that is partial over
+  /// naming the parameter, if its layer was made for other numbers of ranks
+  /// (NamedParameter::cut_by) or a mean over dp-cp would be wrong: a gradient that is partial over
   /// another axis of several ranks, an expert that is replicated over other ranks, a tie with
   /// several pipeline stages. CommunicationError, naming the parameter, for one that some ranks of
   /// tp, dp and cp train and others have frozen.

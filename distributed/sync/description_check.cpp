@@ -22,6 +22,21 @@ void refuse_partial(const NamedParameter& param, MeshAxis axis, const char* fron
 
 }  // namespace
 
+void refuse_other_cuts(const std::vector<NamedParameter>& parameters, const RankGrids& grids,
+                       const char* front) {
+  for (const NamedParameter& param : parameters) {
+    if (!param.cut_by) continue;
+    for (const auto& [axis, ranks] : *param.cut_by) {
+      const int64_t allowed = grids.size(group_kind_of(axis));
+      require<UsageError>(ranks == allowed,
+                          "{}: parameter '{}': found a piece for {} ranks of {}, allowed: for {}, "
+                          "as in the ParallelState; make the model with the same one, for instance "
+                          "as ParallelContext::state",
+                          front, param.name, ranks, to_string(axis), allowed);
+    }
+  }
+}
+
 void require_partial_sums(const NamedParameter& param, const RankGrids& grids) {
   for (const MeshAxis axis : batch_axes(param.description)) {
     const int64_t ranks = grids.size(group_kind_of(axis));

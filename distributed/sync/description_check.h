@@ -9,6 +9,11 @@
 
 namespace lockstep {
 
+/// UsageError, naming `front`, parameter and axis, if DescribedModule::add() cut a parameter by
+/// other numbers of ranks than `grids` has: its model was made for another ParallelState.
+void refuse_other_cuts(const std::vector<NamedParameter>& parameters, const RankGrids& grids,
+                       const char* front);
+
 /// A data-parallel reduction adds the terms of all ranks. UsageError, naming parameter and axis,
 /// for a gradient that is declared otherwise over an axis of several ranks that splits the batch.
 void require_partial_sums(const NamedParameter& param, const RankGrids& grids);

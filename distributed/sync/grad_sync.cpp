@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/gradient_capture.h"
 #include "lockstep/distributed/owned_grads.h"
 
 namespace lockstep {
@@ -29,14 +30,21 @@ void GradSync::on_gradient(int64_t position, bool in_place) {
     // This comes first: once a bucket is under way, a late gradient must not be touched.
     const bool synchronizes = !no_sync_.inside();
     const auto ready = state_.on_gradient(position, synchronizes, /*hold_back=*/allows_unused_);
-    if (allows_unused_ && synchronizes)
-      state_.note_pass(torch::autograd::get_current_graph_task_id());
+    if (allows_unused_ && synchronizes) note_pass();
     if (!in_place) [[unlikely]] {
       const Bucketing::Place& place = bucketing_.places[static_cast<size_t>(position)];
       place.buffer->adopt_grad(place.index);
     }
     launch(ready);
   });
+}
+
+void GradSync::note_pass() {
+  const auto outer = CapturesAccumulate::outer();
+  if (outer && outer->pass >= 0)
+    state_.note_outer_pass(outer->pass);
+  else
+    state_.note_pass(torch::autograd::get_current_graph_task_id());
 }
 
 void GradSync::note_backward() {

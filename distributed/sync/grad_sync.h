@@ -82,6 +82,7 @@ class GradSync final : private GradientObserver {
   std::string front() const override { return state_.calls().front; }
   std::string unfinished() const override;
   std::string not_final() const override;
+  void note_pass();
   void launch(GradSyncState::Launch groups);
   /// If gradients are lent, finishes the groups before `last`: then at most two buckets have memory
   /// that is being reduced.

@@ -83,8 +83,14 @@ GradSyncState::Launch GradSyncState::on_gradient(int64_t param, bool synchronize
 }
 
 void GradSyncState::note_pass(int64_t pass) {
+  if (pass < 0) return;
   while (!passes_.empty() && passes_.back() > pass) passes_.pop_back();
   if (passes_.empty() || passes_.back() != pass) passes_.push_back(pass);
+}
+
+void GradSyncState::note_outer_pass(int64_t pass) {
+  const auto place = std::lower_bound(passes_.begin(), passes_.end(), pass);
+  if (place == passes_.end() || *place != pass) passes_.insert(place, pass);
 }
 
 GradSyncState::Launch GradSyncState::launch_ready() {
@@ -130,9 +136,8 @@ void GradSyncState::refuse_missing(bool needs_ready) const {
 
 void GradSyncState::refuse_early_finish() const {
   const bool begun = phase_ == Phase::accumulating;
-  const bool complete = !begun || static_cast<int64_t>(passes_.size()) >= microbatches_;
   if (phase_ == Phase::reducing || phase_ == Phase::ready || pending_ != bucket_sizes_ ||
-      (allow_unused_ && complete))
+      (allow_unused_ && (!begun || has_all_passes())))
     return;
   fail<UsageError>("{}: came before the last of {} backwards of this step (state {}): {}",
                    calls_.finish, microbatches_, phase_text(),
@@ -171,10 +176,17 @@ GradSyncState::Launch GradSyncState::abandon() {
   return launch;
 }
 
+bool GradSyncState::is_left_unreduced() const {
+  if (phase_ != Phase::accumulating) return false;
+  const bool all_ready =
+      std::all_of(pending_.begin(), pending_.end(), [](int64_t params) { return params == 0; });
+  return all_ready || (allow_unused_ && has_all_passes());
+}
+
 void GradSyncState::reset() {
-  require<UsageError>(phase_ != Phase::reducing,
-                      "{}: the state is reducing; call {}() first, or {}() after an exception",
-                      calls_.reset, calls_.finish, calls_.abandon);
+  require<UsageError>(phase_ != Phase::reducing && !is_left_unreduced(),
+                      "{}: the state is {}; call {}() first, or {}() after an exception",
+                      calls_.reset, phase_text(), calls_.finish, calls_.abandon);
   phase_ = Phase::idle;
   for (Counts& counts : counts_) counts.received = counts.synchronized = 0;
   pending_ = bucket_sizes_;

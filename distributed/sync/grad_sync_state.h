@@ -9,9 +9,9 @@ namespace lockstep {
 /// How the owner's calls are named, for messages.
 struct GradSyncCalls {
   const char* front = "DistributedDataParallel";
-  const char* count = "set_microbatches";   ///< states the micro-batches of a step
-  const char* start = "start_grad_sync";    ///< launches what was not launched
-  const char* finish = "finish_grad_sync";  ///< waits for the reductions
+  const char* count = "set_num_microbatches";  ///< states the micro-batches of a step
+  const char* start = "start_grad_sync";       ///< launches what was not launched
+  const char* finish = "finish_grad_sync";     ///< waits for the reductions
   /// The call before which no gradient of a step can be read.
   const char* complete = "finish_grad_sync() or finalize_model_grads()";
   const char* reset = "zero_grad_buffer";  ///< begins a step
@@ -74,8 +74,11 @@ class GradSyncState {
   /// The gradient of the last on_gradient() arrived in backward `pass`, a number that grows from
   /// pass to pass. With `allow_unused` the passes show how many micro-batches there were, because
   /// no parameter need be used in all of them. A pass that runs inside another counts as part of it
-  /// as soon as the outer one yields a gradient.
+  /// as soon as the outer one yields a gradient. Negative: it arrived outside of a pass.
   void note_pass(int64_t pass);
+
+  /// The same for a pass that runs inside no other. It may be over, and later ones have begun.
+  void note_outer_pass(int64_t pass);
 
   /// The caller states that all gradients have arrived: launches all buckets that were not
   /// launched. Throws with the names of the parameters that received no gradient in any
@@ -98,7 +101,8 @@ class GradSyncState {
   /// have launched.
   Launch abandon();
 
-  /// Begins a new step: → idle. Throws while reducing.
+  /// Begins a new step: → idle. Throws while reducing, and for a step whose last micro-batch has
+  /// come but that nobody has reduced: each rank would go on with its own gradients.
   void reset();
 
   Phase phase() const { return phase_; }
@@ -119,6 +123,8 @@ class GradSyncState {
     int32_t synchronized = 0;  ///< those that counted towards being ready
   };
 
+  bool has_all_passes() const { return static_cast<int64_t>(passes_.size()) >= microbatches_; }
+  bool is_left_unreduced() const;
   std::vector<std::string> list_missing(bool needs_ready) const;
   void refuse_missing(bool needs_ready) const;
   Launch launch_ready();
@@ -134,7 +140,7 @@ class GradSyncState {
   std::vector<int64_t> bucket_sizes_;  ///< parameters of each bucket
   std::vector<int64_t> pending_;       ///< parameters of each bucket that are not ready
   int64_t next_ = 0;                   ///< first bucket that was not launched
-  std::vector<int64_t> passes_;        ///< of this step, in their order; with allow_unused_
+  std::vector<int64_t> passes_;        ///< of this step, increasing; with allow_unused_
 };
 
 /// "idle", "accumulating", "reducing", "ready"

@@ -1,5 +1,7 @@
 #include "lockstep/models/input_check.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
@@ -40,6 +42,23 @@ void check_normalized(const at::Tensor& input, const at::Tensor& weight, const s
       (input.scalar_type() != weight.scalar_type() &&
        !(is_narrow(input.scalar_type()) && weight.scalar_type() == at::kFloat))) [[unlikely]]
     refuse_input(input, "...", width, weight.scalar_type(), label);
+}
+
+void check_sequence_documents(const SequenceDocuments& documents, int64_t sequences, int64_t length,
+                              const char* label) {
+  const auto found = static_cast<int64_t>(documents.size());
+  require<UsageError>(found == sequences, "{}: found those of {} sequences, allowed: {}", label,
+                      found, sequences);
+  for (const std::vector<int64_t>& lengths : documents) {
+    int64_t sum = 0, least = 1;
+    for (const int64_t tokens : lengths) {
+      least = std::min(least, tokens);
+      sum += tokens;
+    }
+    require<UsageError>(sum == length && least > 0,
+                        "{}: found {} tokens in all, allowed: {}, in documents of >= 1", label, sum,
+                        length);
+  }
 }
 
 }  // namespace lockstep

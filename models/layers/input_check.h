@@ -6,6 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/models/token_positions.h"
+
 namespace lockstep {
 
 /// UsageError, "<label>: found an input [2, 3] of Float, allowed: [..., 4] of Double", unless
@@ -21,6 +23,12 @@ void check_normalized(const at::Tensor& input, const at::Tensor& weight, const s
 /// UsageError, "<label>: found an input [2, 3] of Float, allowed: [<dims>, 4] of Double".
 [[noreturn]] void refuse_input(const at::Tensor& input, const char* dims, int64_t width,
                                at::ScalarType dtype, const std::string& label);
+
+/// UsageError, "<label>: found 7 tokens in all, allowed: 8, in documents of >= 1", unless
+/// `documents` are those of `sequences` sequences of `length` tokens, which is counted over all
+/// ranks of cp and before sequence parallelism cuts them.
+void check_sequence_documents(const SequenceDocuments& documents, int64_t sequences, int64_t length,
+                              const char* label);
 
 /// "[2, 3] of Float"
 std::string form_of(const at::Tensor& tensor);

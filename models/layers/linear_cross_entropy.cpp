@@ -80,6 +80,8 @@ class WeightSum {
 
   void add(const at::Tensor& rows, const at::Tensor& x) {
     if (!apart_ && add_weight_gradient(weight_, rows, x)) return;
+    if (!sum_.defined()) sums_in_products_ = (sum_ = zeros_in_place_of_grad(weight_)).defined();
+    if (sums_in_products_ && add_to_gradient(sum_, rows, x)) return;
     const at::Tensor term = weight_gradient(weight_, rows, x);
     if (!apart_ && is_awaited_in_grad(weight_))
       weight_.mutable_grad().add_(term);
@@ -98,7 +100,7 @@ class WeightSum {
   }
 
   at::Tensor weight_, sum_;
-  bool apart_;
+  bool apart_, sums_in_products_ = false;
 };
 
 struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {

@@ -56,9 +56,12 @@ class OutputGradient {
     return fp8_ ? fp8_->input_gradient(narrowed_, matrix, rows_.scalar_type())
                 : kernels::product(rows_, matrix);
   }
-  at::Tensor of_weight(const at::Tensor& weight, const at::Tensor& x) const {
-    if (!fp8_) return weight_gradient(weight, rows_, x);
-    return fp8_->weight_gradient(narrowed_, x, weight.scalar_type()).view(weight.sizes());
+  /// `whole`: the weight has no other gradient, so that add_of_weight() may take this one later.
+  at::Tensor of_weight(const at::Tensor& weight, const at::Tensor& x, bool whole) const {
+    if (fp8_) return fp8_->weight_gradient(narrowed_, x, weight.scalar_type()).view(weight.sizes());
+    const at::Tensor sum = whole ? zeros_in_place_of_grad(weight) : at::Tensor();
+    if (sum.defined() && add_to_gradient(sum, rows_, x)) return sum;
+    return weight_gradient(weight, rows_, x);
   }
   /// See add_weight_gradient().
   bool add_of_weight(const at::Tensor& weight, const at::Tensor& x) const {
@@ -84,7 +87,9 @@ void note_use(const at::Tensor& weight, const ParallelLinearOptions& options) {
                       "weight gradients: a whole one; pass the model's `deferred` to "
                       "PipelineExecutorOptions",
                       options.label.layer());
-  if (!torch::autograd::impl::post_acc_grad_hooks(weight)) return;
+  if (!torch::autograd::impl::post_acc_grad_hooks(weight) &&
+      torch::autograd::impl::hooks(weight).empty())
+    return;
   require<UsageError>(options.deferred->note_use(weight.unsafeGetTensorImpl(), outer.pass),
                       "{}: its weight was used twice in one forward, allowed with deferred weight "
                       "gradients: once; make a layer for each use, or this one in a context whose "
@@ -99,14 +104,18 @@ bool adds_in_place(const ParallelLinearOptions& options, const at::Tensor& weigh
   return options.weight_used_once || (grad.defined() && grad.scalar_type() != weight.scalar_type());
 }
 
-/// Does the same as AccumulateGrad.
+/// Does the same as autograd at a leaf: the tensor's hooks get the gradient first, and what a hook
+/// may have kept is copied.
 void accumulate(const at::Tensor& weight, const OutputGradient& output, const at::Tensor& x) {
   if (!output.add_of_weight(weight, x)) {
-    const at::Tensor gradient = output.of_weight(weight, x);
+    at::Tensor gradient = output.of_weight(weight, x, /*whole=*/true);
+    const auto& hooks = torch::autograd::impl::hooks(weight);
+    for (const auto& hook : hooks) gradient = (*hook)({gradient}).front();
     if (weight.grad().defined())
       weight.mutable_grad().add_(gradient);
     else
-      weight.mutable_grad() = gradient;
+      weight.mutable_grad() =
+          hooks.empty() ? gradient : gradient.detach().clone(at::MemoryFormat::Contiguous);
   }
   if (const auto& hook = torch::autograd::impl::post_acc_grad_hooks(weight)) (*hook)(weight);
 }
@@ -165,7 +174,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
         accumulate(call.weight, output, x);
       else if (!adds_in_place(options, weight) || is_captured(1) ||
                !output.add_of_weight(weight, x))
-        own_gradient = output.of_weight(weight, x);
+        own_gradient = output.of_weight(weight, x, options.weight_used_once);
     }
     const bool biased = context->saved_data["biased"].toBool() && context->needs_input_grad(2);
     const at::Tensor bias_gradient = biased ? output.of_bias() : at::Tensor();
@@ -201,7 +210,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 
   static void defer(const at::Tensor& input, const at::Tensor& weight, const OutputGradient& output,
                     const ParallelLinearOptions& options) {
-    options.deferred->add([=] {
+    options.deferred->add([=, outer = outer_backward()] {
+      const CapturesAccumulate belongs(outer);
       if (options.input != LinearInput::sequence_chunk)
         return accumulate(weight, output, as_matrix(input.detach()));
       Gathering gathering(input, options, options.label.input_again());

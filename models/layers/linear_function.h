@@ -102,7 +102,10 @@ struct ParallelLinearOptions {
 /// If a wrapper such as DistributedDataParallel waits for weight.grad() (a post-accumulate-gradient
 /// hook), the product adds the weight's gradient straight into it, provided that weight.grad() has
 /// the operands' dtype and weight_used_once is set, or that it is fp32 and the operands are bf16 or
-/// fp16. Autograd then calls the hook without a gradient, or with those of other uses alone.
+/// fp16. Autograd then calls the hook without a gradient, or with those of other uses alone. A
+/// weight that has, or had, a hook of its own (Tensor::register_hook()) is an exception: the hook
+/// gets the gradient, with `deferred` when that is computed, and what it returns is accumulated.
+/// That holds for parallel_linear_cross_entropy(), too.
 ///
 /// What is not differentiated is neither kept nor computed nor sent: ranks of a group that train
 /// different weights send different things, and wait for each other until the timeout. The fronts
@@ -110,8 +113,8 @@ struct ParallelLinearOptions {
 /// and accumulates nothing; with `deferred` it does not find the weight in the graph. Backward with
 /// create_graph is a UsageError. UsageError too, with the label and before anything is sent: an
 /// input of another width or dtype; one that is gathered while the output is summed; a weight that
-/// one backward reaches twice while `deferred` is set and a wrapper waits for its gradient; a
-/// SplitBackward while `deferred` is set.
+/// one backward reaches twice while `deferred` is set and a wrapper, or a hook of the weight, waits
+/// for its gradient; a SplitBackward while `deferred` is set.
 at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias, const ParallelLinearOptions& options);
 

@@ -17,7 +17,8 @@ class Fp8Scaling;
 
 /// What a layer that is cut over ranks needs besides its own sizes. The default is one process that
 /// holds the whole layer. Your own model creates a context and passes it to
-/// DescribedModule::add_child().
+/// DescribedModule::add_child(). Set `state` to the one that you give the front: it refuses a
+/// parameter that was cut for other numbers of ranks.
 ///
 /// torch::nn modules in the same model have default_description(), with gradients that are complete
 /// over tp. With sequence_parallel over several ranks this is wrong for a module between the

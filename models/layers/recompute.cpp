@@ -8,6 +8,7 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
@@ -131,6 +132,33 @@ variable_list leaves_of(const at::Tensor& value) {
   return leaves;
 }
 
+/// While this lives, the hooks of some leaf tensors see no gradient: autograd calls them also where
+/// it only captures one. Another hook takes their place, by which a layer knows that they exist.
+class HooksAside {
+ public:
+  explicit HooksAside(at::TensorList leaves) {
+    for (const at::Tensor& leaf : leaves) {
+      Hooks& hooks = torch::autograd::impl::hooks(leaf);
+      if (hooks.empty()) continue;
+      Hooks idle;
+      idle.push_back(std::make_unique<Idle>());
+      aside_.emplace_back(leaf, std::exchange(hooks, std::move(idle)));
+    }
+  }
+  ~HooksAside() {
+    for (auto& [leaf, hooks] : aside_) torch::autograd::impl::hooks(leaf) = std::move(hooks);
+  }
+  HooksAside(const HooksAside&) = delete;
+  HooksAside& operator=(const HooksAside&) = delete;
+
+ private:
+  using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
+  struct Idle : torch::autograd::FunctionPreHook {
+    variable_list operator()(const variable_list& grads) override { return grads; }
+  };
+  std::vector<std::pair<at::Tensor, Hooks>> aside_;
+};
+
 /// Keeps the inputs of a function for backward: whole, or only this rank's part.
 struct RecomputedCall : torch::CustomClassHolder {
   explicit RecomputedCall(RecomputedFunction f, ActivationOffload* to_host)
@@ -179,6 +207,7 @@ struct RecomputedCall : torch::CustomClassHolder {
   std::optional<ProcessGroup> group;
   std::string label;
   variable_list parameters;
+  variable_list left;  ///< gradients for the second part of a SplitBackward
   Readings readings;
   at::Tensor value;  ///< of the first run, until it is returned
 
@@ -222,7 +251,17 @@ struct Recompute : torch::autograd::Function<Recompute> {
                         "no second derivative");
     const auto capsule = context->saved_data["call"].toCapsule();
     auto& call = static_cast<RecomputedCall&>(*capsule);
-    const variable_list inputs = call.restore(context->get_saved_variables());
+    const bool in_parts = outer_backward().in_parts;
+    if (in_parts && !call.left.empty()) return std::exchange(call.left, {});
+    variable_list result = gradients(call, call.restore(context->get_saved_variables()), grads[0]);
+    if (in_parts) call.left = not_asked_now(*context, result);
+    return result;
+  }
+
+ private:
+  /// Computes the function again, and the gradients of everything that it depends on.
+  static variable_list gradients(RecomputedCall& call, const variable_list& inputs,
+                                 const at::Tensor& grad) {
     at::Tensor output;
     {
       const at::AutoGradMode enable(true);
@@ -242,9 +281,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
       for (const at::Tensor& leaf : leaves_of(output))
         if (!holds(sources, leaf)) sources.push_back(leaf);
     }
-    const variable_list found =
-        torch::autograd::grad({output}, sources, {grads[0]}, /*retain_graph=*/std::nullopt,
-                              /*create_graph=*/false, /*allow_unused=*/true);
+    const variable_list found = captured(output, sources, grad, call.parameters);
     for (size_t i = num_known; i < sources.size(); ++i)
       (*torch::autograd::impl::grad_accumulator(sources[i]))({found[i]});
     size_t next = 0, place = 2;
@@ -254,6 +291,27 @@ struct Recompute : torch::autograd::Function<Recompute> {
     }
     while (next < num_known) result[place++] = found[next++];
     return result;
+  }
+
+  /// The gradients of `sources`. The outer backward calls the hooks of `parameters`.
+  static variable_list captured(const at::Tensor& output, const variable_list& sources,
+                                const at::Tensor& grad, const variable_list& parameters) {
+    const HooksAside aside(parameters);
+    return torch::autograd::grad({output}, sources, {grad}, /*retain_graph=*/std::nullopt,
+                                 /*create_graph=*/false, /*allow_unused=*/true);
+  }
+
+  /// What the running part of a SplitBackward does not ask for, and the other one will; empty if it
+  /// asks for everything.
+  static variable_list not_asked_now(const AutogradContext& context, variable_list result) {
+    const auto node = torch::autograd::get_current_node();
+    bool complete = true;
+    for (size_t i = 0; i < node->next_edges().size(); ++i) {
+      const bool asked = context.needs_input_grad(i);
+      complete = complete && (asked || !node->next_edge(i).is_valid());
+      if (asked) result[i == 0 ? 0 : i + 1].reset();  // the call is no edge
+    }
+    return complete ? variable_list() : std::move(result);
   }
 };
 

@@ -20,12 +20,16 @@ using RecomputedFunction = std::function<at::Tensor(const std::vector<at::Tensor
 /// function(inputs), keeping only `inputs` for backward, which computes the function again. Gives
 /// the same value and the same gradients, those of parameters that the function uses included, in
 /// exchange for one more forward. A parameter may be used in several recomputed functions and
-/// outside of them, as an argument of libtorch's operators: its gradient arrives once, as the sum.
+/// outside of them, as an argument of libtorch's operators: its gradient arrives once, as the sum,
+/// and its hooks (Tensor::register_hook()) get that. While backward computes the function again, no
+/// other backward() may reach a parameter with such hooks, on another thread or inside the
+/// function.
 /// Activations that the function uses must be among `inputs`: one that it captures and that others
-/// also use leads to libtorch's error about a second backward. create_graph is a UsageError. With
-/// `offload`, the inputs that are on its device wait for backward in the host's memory. One that is
-/// changed in place while it may still be copied, until the next call, is a UsageError; a later
-/// change does not matter.
+/// also use leads to libtorch's error about a second backward. create_graph is a UsageError. A
+/// SplitBackward computes the function again once, in its first part; gradients of parameters that
+/// no layer adds in place there are kept for its second part. With `offload`, the inputs that are
+/// on its device wait for backward in the host's memory. One that is changed in place while it may
+/// still be copied, until the next call, is a UsageError; a later change does not matter.
 at::Tensor recompute(const RecomputedFunction& function, const std::vector<at::Tensor>& inputs,
                      ActivationOffload* offload = nullptr);
 

@@ -10,8 +10,8 @@ namespace lockstep {
 
 class KeyValueCache;
 
-/// For each sequence of a micro-batch the lengths of its documents in tokens, which add up to the
-/// whole sequence, over all ranks of cp.
+/// For each sequence of a micro-batch the lengths of its documents in tokens, >= 1, which add up to
+/// the whole sequence, over all ranks of cp. Attention refuses others by UsageError.
 using SequenceDocuments = std::vector<std::vector<int64_t>>;
 
 /// Tokens that only fill sequences up. Routers leave them out of what they count, of their losses
@@ -44,8 +44,8 @@ struct TokenPositions {
   /// The same number as int64 [] on the device, for a pass that is recorded once and launched for
   /// many micro-batches. Undefined: first_sample applies.
   at::Tensor first_sample_on_device = {};
-  /// Keys and values of the preceding tokens; attention adds those of the present ones. Null: these
-  /// tokens are whole sequences.
+  /// Keys and values of the preceding tokens; attention adds those of the present ones. See
+  /// key_value_cache.h. Null: these tokens are whole sequences.
   std::shared_ptr<KeyValueCache> cache = {};
 
   /// The positions that rotary and learned embeddings use.

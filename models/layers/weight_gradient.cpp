@@ -33,6 +33,12 @@ void add_widened(at::Tensor matrix, const at::Tensor& rows, const at::Tensor& x)
   }
 }
 
+/// By a wrapper, and by no hook of the tensor before it.
+bool is_awaited(const at::Tensor& weight) {
+  return torch::autograd::impl::post_acc_grad_hooks(weight) &&
+         torch::autograd::impl::hooks(weight).empty();
+}
+
 }  // namespace
 
 at::Tensor as_matrix(const at::Tensor& x) {
@@ -44,12 +50,18 @@ at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& rows, con
 }
 
 bool is_awaited_in_grad(const at::Tensor& weight) {
-  return torch::autograd::impl::post_acc_grad_hooks(weight) && weight.grad().defined();
+  return is_awaited(weight) && weight.grad().defined();
 }
 
-bool add_weight_gradient(const at::Tensor& weight, const at::Tensor& rows, const at::Tensor& x) {
-  const at::Tensor& grad = weight.grad();
-  if (!is_awaited_in_grad(weight) || !grad.is_contiguous()) return false;
+at::Tensor zeros_in_place_of_grad(const at::Tensor& weight) {
+  const bool on_cpu = weight.is_cpu() || (weight.is_meta() && plans_cpu());
+  const bool stands_in =
+      is_awaited(weight) && !weight.grad().defined() && on_cpu && !is_narrow(weight.scalar_type());
+  return stands_in ? at::zeros(weight.sizes(), weight.options()) : at::Tensor();
+}
+
+bool add_to_gradient(const at::Tensor& grad, const at::Tensor& rows, const at::Tensor& x) {
+  if (!grad.is_contiguous()) return false;
   const at::Tensor matrix = grad.view({-1, grad.size(-1)});
   if (grad.scalar_type() == rows.scalar_type())
     kernels::add_product(matrix, rows.t(), x);
@@ -60,14 +72,19 @@ bool add_weight_gradient(const at::Tensor& weight, const at::Tensor& rows, const
   return true;
 }
 
+bool add_weight_gradient(const at::Tensor& weight, const at::Tensor& rows, const at::Tensor& x) {
+  return is_awaited_in_grad(weight) && add_to_gradient(weight.grad(), rows, x);
+}
+
 bool is_capturing() {
   const auto* const info = torch::autograd::get_current_graph_task_exec_info();
   return info && !info->empty() && !CapturesAccumulate::any();
 }
 
 OuterBackward outer_backward() {
-  return CapturesAccumulate::outer().value_or(
-      OuterBackward{.pass = torch::autograd::get_current_graph_task_id()});
+  OuterBackward outer = CapturesAccumulate::outer().value_or(OuterBackward());
+  if (outer.pass < 0) outer.pass = torch::autograd::get_current_graph_task_id();
+  return outer;
 }
 
 bool is_captured(uint32_t index) {

@@ -12,7 +12,10 @@
 namespace lockstep {
 
 /// The terms that a router adds to the loss. All are losses per token, so that they sum over ranks
-/// and micro-batches as the model's loss does.
+/// and micro-batches as the model's loss does. Every token has them except padding, also a token
+/// whose label is ignored. If the gradients are divided by the number of labels
+/// (ddp.calculate_per_token_loss), the terms count as their mean times tokens / labels, as in
+/// Megatron Core; otherwise (TokenLossScale::averages) as their mean.
 class RouterLosses {
  public:
   /// `device`: of the logits.
@@ -23,11 +26,12 @@ class RouterLosses {
   /// - balancing: moe_aux_loss_coeff * experts * sum over e of f_e * share_e, where share is the
   ///   token's router_shares() and f_e the share of all choices that fell on expert e: over the
   ///   micro-batch (aux_loss), the token's sequence (seq_aux_loss), or all micro-batches of all
-  ///   ranks since reset() (global_aux_loss). Its mean is the coefficient if all experts get the
-  ///   same share (Fedus et al., "Switch Transformers", 2021). Choices that capacity drops count.
-  ///   What a token chooses is its top moe_router_topk by score, without expert_bias and groups, as
-  ///   in Megatron Core and DeepSeek-V3: the bias makes its own choices even, and a loss of these
-  ///   would have no gradient. Tokens that routing.map gives no expert do not count.
+  ///   ranks since reset() (global_aux_loss). Its mean over the tokens is the coefficient if all
+  ///   experts get the same share (Fedus et al., "Switch Transformers", 2021). Choices that
+  ///   capacity drops count. What a token chooses is its top moe_router_topk by score, without
+  ///   expert_bias and groups, as in Megatron Core and DeepSeek-V3: the bias makes its own choices
+  ///   even, and a loss of these would have no gradient. Tokens that routing.map gives no expert do
+  ///   not count.
   /// - z: moe_z_loss_coeff * log-sum-exp(logits)^2 (Zoph et al., "ST-MoE", 2022)
   ///
   /// The tokens of a micro-batch are on the ranks of tp and cp, all of which must call it: one

@@ -39,6 +39,10 @@ double clip_coefficient(double norm, double max_norm);
 /// Scales the gradients down to a norm of `max_norm` if their norm exceeds it. Returns the norm
 /// before clipping. Gradients whose norm is not finite are left alone. On CUDA it waits for the
 /// device. UsageError: a max_norm that is not a positive number, and those of grad_norm().
+///
+/// Gradients of a scaled loss (fp16) still contain the scale here, and so does the returned norm.
+/// With an Optimizer use optimizer.clip_grad, because Optimizer::step() takes the scale out before
+/// it clips. With your own update call found_inf() first, which divides the gradients by the scale.
 double clip_grad_norm_(const std::vector<DistributedDataParallel*>& models, double max_norm,
                        double norm_type = 2);
 

@@ -6,6 +6,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/distributed_data_parallel.h"
+#include "lockstep/distributed/grad_sync_state.h"
 #include "lockstep/distributed/param_and_grad_buffer.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/tests/distributed/partly_used.h"
@@ -18,6 +19,7 @@ namespace {
 using testing::errors_of_ranks;
 using testing::PartlyUsed;
 using testing::run_ranks;
+using testing::throws_with;
 
 TEST(DistributedDataParallel, RanksMayCommunicateBetweenBackwardAndReductionOfUnusedParameters) {
   run_ranks(2, [](const ParallelState& state) {
@@ -107,6 +109,70 @@ TEST(DistributedDataParallel, AllReducesThatAreForcedAfterTheReductionBeginWithT
     ddp.finish_grad_sync();
     EXPECT_TRUE(at::equal(net.weight.grad(), at::full({4}, 3, at::kDouble)));
   });
+}
+
+/// Two parameters in two buckets, which nothing launches before finish().
+GradSyncState without_overlap(bool allow_unused) {
+  return {{{"a", 0}, {"b", 1}}, 2, /*overlap=*/false, allow_unused};
+}
+
+/// A backward that counts and yields a gradient of parameters [0, count).
+void note_backward(GradSyncState& state, int64_t pass, int64_t count) {
+  for (int64_t param = 0; param < count; ++param) {
+    (void)state.on_gradient(param, /*synchronize=*/true);
+    state.note_pass(pass);
+  }
+}
+
+constexpr const char* kFinishFirst =
+    "zero_grad_buffer: the state is accumulating 1; call finish_grad_sync() first, or "
+    "abandon_step() after an exception";
+
+TEST(GradSyncState, AStepThatNobodyReducedIsNotForgotten) {
+  for (const bool allow_unused : {false, true}) {
+    GradSyncState state = without_overlap(allow_unused);
+    note_backward(state, 7, allow_unused ? 1 : 2);
+    EXPECT_TRUE(throws_with<UsageError>([&] { state.reset(); }, kFinishFirst));
+    EXPECT_EQ(state.phase_text(), "accumulating 1");
+    EXPECT_EQ(state.finish().last, 2);
+    state.finished();
+    EXPECT_NO_THROW(state.reset());
+    note_backward(state, 8, 1);
+    (void)state.abandon();
+    EXPECT_NO_THROW(state.reset());
+  }
+}
+
+TEST(GradSyncState, AStepThatIsNotCompleteMayBeForgotten) {
+  for (const bool allow_unused : {false, true}) {
+    GradSyncState state = without_overlap(allow_unused);
+    EXPECT_NO_THROW(state.reset());
+    for (const int64_t param : {0, 1}) (void)state.on_gradient(param, /*synchronize=*/false);
+    EXPECT_NO_THROW(state.reset());  // all of it came inside no_sync()
+    state.set_microbatches(2);
+    note_backward(state, 7, 2);
+    EXPECT_NO_THROW(state.reset());  // one backward of two
+    EXPECT_EQ(state.phase_text(), "idle");
+  }
+}
+
+TEST(DistributedDataParallel, AStepThatNobodyReducedIsRefusedByTheNext) {
+  for (const bool allow_unused : {false, true})
+    run_ranks(2, [&](const ParallelState& state) {
+      RankGradient net;
+      DistributedDataParallelConfig config;
+      config.overlap_grad_reduce = allow_unused;
+      config.allow_unused_parameters = allow_unused;
+      DistributedDataParallel ddp(net, state, config);
+      net.backward(state);
+      EXPECT_TRUE(throws_with<UsageError>([&] { ddp.zero_grad(); }, kFinishFirst));
+      ddp.finish_grad_sync();
+      EXPECT_TRUE(at::equal(net.weight.grad(), at::full({4}, 3, at::kDouble)));
+      ddp.zero_grad();
+      net.backward(state);
+      ddp.abandon_step();
+      EXPECT_TRUE(at::equal(net.weight.grad(), at::zeros({4}, at::kDouble)));
+    });
 }
 
 }  // namespace

@@ -348,7 +348,7 @@ TEST(DistributedDataParallel, LargeGradientsAreScaledOnceHoweverTheStepEnds) {
           }
           if (last_outside_no_sync && !overlap) {  // a step that is discarded
             backward();
-            ddp.zero_grad_buffer();
+            ddp.abandon_step();
             const auto guard = ddp.no_sync();
             backward();
           }

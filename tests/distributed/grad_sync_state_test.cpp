@@ -242,7 +242,7 @@ TEST(GradSyncState, MicrobatchesAreSetBetweenStepsOnly) {
   EXPECT_NE(refusal([&] { state.set_microbatches(0); }), "");
   (void)state.on_gradient(0, true);
   EXPECT_EQ(refusal([&] { state.set_microbatches(2); }),
-            "set_microbatches: the state is accumulating 1, allowed: idle, ready");
+            "set_num_microbatches: the state is accumulating 1, allowed: idle, ready");
 }
 
 TEST(GradSyncState, BadBucketsAreRefused) {
@@ -343,6 +343,30 @@ TEST(GradSyncState, PassesTellTheMicrobatchesOfParametersThatAlternate) {
   (void)state.on_gradient(0, true);
   state.note_pass(5);
   EXPECT_NE(refusal([&] { state.refuse_early_finish(); }), "");
+}
+
+TEST(GradSyncState, GradientsThatComeAfterTheirPassCountForIt) {
+  struct Note {
+    int64_t pass;
+    bool outer = false;  ///< known to run inside no other
+  };
+  const auto is_early = [](const std::vector<Note>& notes, int64_t microbatches) {
+    GradSyncState state = make(/*overlap=*/true, /*allow_unused=*/true);
+    state.set_microbatches(microbatches);
+    for (size_t i = 0; i < notes.size(); ++i) {
+      (void)state.on_gradient(static_cast<int64_t>(i), true);
+      notes[i].outer ? state.note_outer_pass(notes[i].pass) : state.note_pass(notes[i].pass);
+    }
+    return refusal([&] { state.refuse_early_finish(); }) != "";
+  };
+  // Backwards 4 and 6, then what they left for later.
+  EXPECT_FALSE(is_early({{4}, {6}, {4, true}, {6, true}}, 2));
+  EXPECT_FALSE(is_early({{4}, {6}, {4, true}}, 2));
+  EXPECT_FALSE(is_early({{6}, {4, true}}, 2));
+  EXPECT_FALSE(is_early({{4, true}, {6, true}}, 2));
+  EXPECT_TRUE(is_early({{4, true}, {4, true}}, 2));
+  EXPECT_FALSE(is_early({{4}, {6}, {-1}}, 2));  // outside of a pass
+  EXPECT_TRUE(is_early({{-1}, {-1}}, 2));
 }
 
 TEST(GradSyncState, MessagesNameTheCallsOfTheirOwner) {

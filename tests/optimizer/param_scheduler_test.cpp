@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+#include <vector>
+
 #include "lockstep/core/error.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -149,6 +152,60 @@ TEST(ParamScheduler, IterationsCountTheGlobalBatch) {
   const OptimizerParamScheduler scheduler(golden(LrDecayStyle::linear), 1000, 32);
   EXPECT_DOUBLE_EQ(scheduler.learning_rate(50 * 32), 5e-4);
   EXPECT_DOUBLE_EQ(scheduler.learning_rate(550 * 32), 5.05e-4);
+}
+
+// Megatron Core: wd_incr_steps = train_samples, lr_decay_steps = train_samples.
+TEST(ParamScheduler, BatchesThatChangeSizeEndTheSchedulesWithTheRun) {
+  OptimizerConfig config;
+  config.lr = 1;
+  config.start_weight_decay = 0;
+  config.end_weight_decay = 0.1;
+  config.weight_decay_incr_style = WeightDecayIncrStyle::linear;
+  // 12 iterations of 2 to 8 sequences, in place of 96 sequences.
+  const OptimizerParamScheduler scheduler(config, 12, 8, 62);
+  for (const auto& [samples, share] :
+       std::vector<std::pair<int64_t, double>>{{0, 0}, {31, 0.5}, {54, 54.0 / 62}, {62, 1}}) {
+    EXPECT_NEAR(scheduler.learning_rate(samples), 1 - share, 1e-15) << samples;
+    EXPECT_NEAR(scheduler.weight_decay(samples), 0.1 * share, 1e-15) << samples;
+  }
+  EXPECT_EQ(scheduler.learning_rate(63), 0);
+  config.lr_warmup_iters = 10;  // 80 samples; the decay still takes a batch
+  EXPECT_NEAR(OptimizerParamScheduler(config, 12, 8, 62).learning_rate(40), 0.5, 1e-15);
+  EXPECT_NEAR(OptimizerParamScheduler(config, 12, 8, 62).learning_rate(84), 0.5, 1e-15);
+  config.lr_warmup_iters = 0;
+  config.lr_decay_iters = 10;  // which counts batches of 8
+  EXPECT_NEAR(OptimizerParamScheduler(config, 12, 8, 62).learning_rate(40), 0.5, 1e-15);
+  EXPECT_NEAR(OptimizerParamScheduler(config, 12, 8, 62).weight_decay(31), 0.05, 1e-15);
+}
+
+TEST(ParamScheduler, BatchesOfOneSizeGiveTheSameBitsHoweverTheRunIsCounted) {
+  OptimizerConfig config = golden(LrDecayStyle::cosine);
+  config.end_weight_decay = 0.1;
+  config.weight_decay_incr_style = WeightDecayIncrStyle::cosine;
+  const OptimizerParamScheduler iterations(config, 1000, 24);
+  config.lr_decay_iters = {};
+  const OptimizerParamScheduler samples(config, 1000, 24, 24000);
+  for (int64_t n = 0; n < 25000; n += 24) {
+    EXPECT_EQ(samples.learning_rate(n), iterations.learning_rate(n)) << n;
+    EXPECT_EQ(samples.weight_decay(n), iterations.weight_decay(n)) << n;
+  }
+}
+
+TEST(ParamScheduler, AFinalDecayFitsIntoTheRun) {
+  OptimizerConfig config;
+  config.lr = 1;
+  config.lr_decay_style = LrDecayStyle::WSD;
+  config.lr_wsd_decay_style = WsdDecayStyle::linear;
+  config.lr_wsd_decay_iters = 7;
+  const OptimizerParamScheduler scheduler(config, 12, 8, 62);
+  for (const auto& [samples, rate] :
+       std::vector<std::pair<int64_t, double>>{{6, 1}, {34, 0.5}, {62, 0}})
+    EXPECT_NEAR(scheduler.learning_rate(samples), rate, 1e-15) << samples;
+  config.lr_wsd_decay_iters = 8;
+  EXPECT_TRUE(testing::throws_with<ConfigError>(
+      [&] { OptimizerParamScheduler(config, 12, 8, 62); },
+      "optimizer.lr_wsd_decay_iters: found 8, which are 64 samples in batches of 8, allowed: at "
+      "most 62 samples, because the decay ends with the run; or set optimizer.lr_decay_iters"));
 }
 
 TEST(ParamScheduler, RefusesWhatDoesNotFit) {

@@ -229,6 +229,39 @@ TEST(Muon, WithoutMatricesIsRefusedInsteadOfBecomingAdam) {
                                        "whole matrix"));
 }
 
+TEST(Muon, WithoutMatricesIsRefusedOnEveryLayout) {
+  for (const ParallelSizes& sizes : {ParallelSizes{.pipeline = 2}, ParallelSizes{.expert = 2}})
+    run_ranks(2,
+              [](const ParallelState& state) {
+                DescribedParams module;
+                module.add("weight", {8, 6}, {.update = ParamUpdate::matrix});
+                DistributedDataParallel ddp(module, state);  // without MatrixLayout::whole
+                EXPECT_TRUE(throws_with<ConfigError>(
+                    [&] { Optimizer({&ddp}, config_of(OptimizerKind::muon)); },
+                    "optimizer.optimizer: found muon, but no parameter is a whole matrix"));
+              },
+              {.sizes = sizes});
+}
+
+TEST(Muon, AStageWithoutMatricesTakesAdam) {
+  run_ranks(2,
+            [](const ParallelState& state) {
+              const bool first = state.rank() == 0;
+              DescribedParams module;
+              if (first)
+                module.add("weight", {8, 6}, {.update = ParamUpdate::matrix});
+              else
+                module.add("norm", {6});
+              DistributedDataParallel ddp(module, state, {}, /*disable_bucketing=*/false,
+                                          MatrixLayout::whole);
+              const Optimizer optimizer({&ddp}, config_of(OptimizerKind::muon));
+              const std::vector<StateSlice> slices = optimizer.state_slices();
+              ASSERT_EQ(slices.size(), 1u);
+              EXPECT_EQ(slices[0].values.front().name, first ? "momentum_buffer" : "exp_avg");
+            },
+            {.sizes = {.pipeline = 2}});
+}
+
 TEST(OptimizerConfig, NumbersOutOfTheirBoundsAreNamed) {
   SmallNet net;
   DistributedDataParallel ddp(net, ParallelState::single_process());

@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include <ATen/ATen.h>
 
@@ -70,6 +72,49 @@ TEST(PipelineMemory, OfGpipeGrowsWithTheMicroBatches) {
   const auto found = peaks(
       {.pipeline = kPipeline, .microbatches = kMicrobatches, .family = ScheduleFamily::gpipe});
   for (const double peak : found) EXPECT_GE(peak, 2.0 * kMicrobatches);
+}
+
+/// Peak of the first of three stages, in activations. The last one is slow, and no stage but the
+/// executor keeps outputs.
+double peak_before_a_slow_stage(const ScheduleOptions& options, bool declares) {
+  double result = 0;
+  testing::RankThreadOptions threads;
+  threads.sizes.pipeline = options.pipeline;
+  PipelineExecutorOptions chosen;
+  if (declares)
+    chosen.activation_shape = [](int64_t) { return TensorShape{{kRows, kColumns}, at::kDouble}; };
+  testing::run_ranks(
+      options.pipeline,
+      [&](const ParallelState& state) {
+        const PipelineExecutor executor(state, make_schedule(options), chosen);
+        const at::Tensor scale = at::ones({}, at::kDouble).requires_grad_(true);
+        const testing::MemoryCounter memory;
+        executor.run({[&](int64_t, const at::Tensor& input) {
+          if (state.rank() == 0) return scale.expand({kRows, kColumns}) + 1;
+          if (state.rank() == 1) return input + 1;
+          std::this_thread::sleep_for(std::chrono::milliseconds(2));
+          return input.sum();
+        }});
+        if (state.rank() == 0)
+          result = static_cast<double>(memory.peak()) / static_cast<double>(kActivation);
+      },
+      threads);
+  return result;
+}
+
+TEST(PipelineMemory, ARankThatIsAheadHoldsTwoOutputs) {
+  constexpr double kWorking = 1;
+  for (const bool declares : {true, false}) {
+    const double found = peak_before_a_slow_stage(
+        {.pipeline = 3, .microbatches = 24, .forward_only = true}, declares);
+    EXPECT_GE(found, 2) << declares;
+    EXPECT_LE(found, 2 + kWorking) << declares;
+    // Two gradients that are being received, and two results of a backward.
+    EXPECT_LE(peak_before_a_slow_stage(
+                  {.pipeline = 3, .microbatches = 24, .family = ScheduleFamily::gpipe}, declares),
+              6 + kWorking)
+        << declares;
+  }
 }
 
 }  // namespace

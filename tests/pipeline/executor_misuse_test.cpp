@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <functional>
+#include <stdexcept>
+#include <thread>
 
 #include <ATen/ATen.h>
 
@@ -84,6 +86,34 @@ TEST(PipelineMisuse, WhateverAStageThrowsEndsAllRanksSoon) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15));
   EXPECT_EQ(errors[1], "threw 42");
   EXPECT_NE(errors[0].find("rank 1: a stage threw"), std::string::npos) << errors[0];
+}
+
+TEST(PipelineMisuse, AStageThatThrowsEndsARankThatWaitsForItsReceiver) {
+  const auto begin = std::chrono::steady_clock::now();
+  int64_t started = 0;
+  const auto errors = errors_of_ranks(
+      2,
+      [&](const ParallelState& state) {
+        const PipelineExecutor executor(
+            state, make_schedule({.pipeline = 2, .microbatches = 24, .forward_only = true}));
+        executor.run({[&](int64_t m, const at::Tensor& input) {
+          if (state.rank() == 0) {
+            ++started;
+            return at::ones({3, kWidth}, at::kDouble);
+          }
+          if (m == 1) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(200));
+            throw std::runtime_error("the stage broke");
+          }
+          return input.sum();
+        }});
+      },
+      kTwoStages);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15));
+  EXPECT_EQ(errors[1], "the stage broke");
+  EXPECT_NE(errors[0].find("rank 1: the stage broke"), std::string::npos) << errors[0];
+  // One has been used, one is in use, one has been received, and two wait.
+  EXPECT_LE(started, 5);
 }
 
 /// Runs a pipeline of one stage that returns `loss`, twice as two micro-batches.
