@@ -68,19 +68,25 @@ void check_offloaded(const OptimizerConfig& config, const UpdateStatement* rule)
                        rule ? "update rule " + rule->name : to_string(config.optimizer));
 }
 
-GroupedParams grouped_params(const std::vector<DistributedDataParallel*>& models,
-                             const OptimizerConfig& config,
-                             const std::vector<ParamOverride>& overrides,
-                             const UpdateStatement* rule) {
-  const RankGrids& grids = models.front()->parallel_state().grids();
-  const bool whole = grids.size(GroupKind::pp) == 1 && grids.size(GroupKind::ep) == 1;
-  const bool needs_matrices = matrix_layout(config, rule) == MatrixLayout::whole;
+/// Collective; see any_rank().
+void check_matrices(const std::vector<DistributedDataParallel*>& models,
+                    const OptimizerConfig& config, const UpdateStatement* rule) {
+  if (matrix_layout(config, rule) != MatrixLayout::whole) return;
+  const ParallelState& state = models.front()->parallel_state();
+  const bool found = any_rank(state, has_whole_matrices(models), "whole matrices");
   require<ConfigError>(
-      !needs_matrices || !whole || has_whole_matrices(models),
+      found || state.device().is_meta(),  // a planned rank gets no answer
       "{}: found {}, but no parameter is a whole matrix (ParamUpdate::matrix in its "
       "description, MatrixLayout::whole of its DistributedDataParallel); allowed: {}",
       rule ? "update rule" : "optimizer.optimizer", rule ? rule->name : to_string(config.optimizer),
       rule ? "a rule of ranges, or this one with some" : "adam, sgd, or muon with some");
+}
+
+GroupedParams grouped_params(const std::vector<DistributedDataParallel*>& models,
+                             const OptimizerConfig& config,
+                             const std::vector<ParamOverride>& overrides) {
+  const RankGrids& grids = models.front()->parallel_state().grids();
+  const bool whole = grids.size(GroupKind::pp) == 1 && grids.size(GroupKind::ep) == 1;
   return group_params(params_of(models), config, overrides,
                       whole ? ListedParams::all : ListedParams::some);
 }
@@ -143,8 +149,9 @@ Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const Optimiz
     check_bounds(config);
     check_shards(models_);
     if (offloaded_) check_offloaded(config, own_statement());
-    (void)grouped_params(models_, config, overrides, own_statement());
+    (void)grouped_params(models_, config, overrides);
   });
+  check_matrices(models_, config, own_statement());
   for (DistributedDataParallel* model : models_) model->finish_param_sync();
   counted_ = std::make_unique<CountedRanges>(models_, Gaps::included, "Optimizer");
   if (config.log_num_zeros_in_grad)
@@ -160,7 +167,7 @@ const UpdateStatement* Optimizer::own_statement() const {
 void Optimizer::make_states(const std::vector<ParamOverride>& overrides) {
   const std::vector<NamedParameter> params = params_of(models_);
   const GroupedParams grouped = telling(models_.front()->parallel_state(), [&] {
-    return grouped_params(models_, config_, overrides, own_statement());
+    return grouped_params(models_, config_, overrides);
   });
   groups_ = grouped.groups;
   group_of_ = grouped.group_of;

@@ -119,12 +119,12 @@ class Optimizer {
   /// ConfigError: a number out of its bounds; parameters of a dtype other than fp32, fp64, bf16 and
   /// fp16; a rule that keeps bf16 state for fp64 parameters; optimizer.offload with a rule for
   /// matrices (such as muon) and models on a device; a rule for matrices if no parameter is a whole
-  /// matrix (checked only without pipeline and expert parallelism); copies of a tied parameter in
-  /// groups with different settings; and the errors of group_params(). Other ranks are not asked
-  /// whether an override applies to their parameters, so an override that applies to none is an
-  /// error only without pipeline and expert parallelism. If only some ranks find such an error, the
-  /// others throw CommunicationError. CommunicationError: a stage lacks its copy of a tied
-  /// parameter.
+  /// matrix on any rank (see MatrixLayout::whole of DistributedDataParallel); copies of a tied
+  /// parameter in groups with different settings; and the errors of group_params(). Other ranks are
+  /// not asked whether an override applies to their parameters, so an override that applies to none
+  /// is an error only without pipeline and expert parallelism. If only some ranks find such an
+  /// error, the others throw CommunicationError. CommunicationError: a stage lacks its copy of a
+  /// tied parameter.
   Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config,
             const std::vector<ParamOverride>& overrides = {},
             std::shared_ptr<const UpdateRule> rule = nullptr);

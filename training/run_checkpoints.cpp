@@ -86,6 +86,25 @@ std::string change_of_batch(CheckpointReader& checkpoint, const Trainer& trainer
       how_to_keep_batch(saved, mine, full));
 }
 
+/// A note if the run that saved the checkpoint counted its decay in iterations, and this one, whose
+/// batches change size, ends it with the samples of the run; empty otherwise.
+std::string change_of_decay(CheckpointReader& checkpoint, const Trainer& trainer) {
+  const OptimizerConfig& mine = trainer.config().optimizer;
+  const std::optional<int64_t> before = checkpoint.config().optimizer.lr_decay_iters;
+  if (mine.lr_decay_iters || !before) return "";
+  const bool decays = mine.lr_decay_style != LrDecayStyle::constant;
+  const bool weight_decay_grows = mine.weight_decay_incr_style != WeightDecayIncrStyle::constant;
+  if (!decays && !weight_decay_grows) return "";
+  return fmt::format(
+      "optimizer.lr_decay_iters: found unset, in '{}': {}; {} with the samples of the run{}",
+      checkpoint.path(), *before,
+      !decays              ? "the weight decay's schedule ends"
+      : weight_decay_grows ? "the decay and the weight decay's schedule end"
+                           : "the decay ends",
+      decays ? fmt::format("; to keep the decay, use --set optimizer.lr_decay_iters={}", *before)
+             : "");
+}
+
 /// Rank 0 locks the folder for the run; all ranks fail if another run has it.
 std::unique_ptr<FolderLock> lock_folder(const std::string& folder, const std::string& given_as,
                                         const ParallelState& state) {
@@ -146,12 +165,18 @@ bool is_one_of(const char* const (&paths)[N], const std::string& path) {
 
 /// `starts_adapters`: see Trainer.
 void check_same_model(CheckpointReader& checkpoint, const Config& config, bool starts_adapters) {
+  const Config of_checkpoint = checkpoint.config();
   Config mine = config;
-  if (starts_adapters) mine.lora = checkpoint.config().lora;
-  const std::vector<ConfigValue> saved = config_values(checkpoint.config());
+  if (starts_adapters) mine.lora = of_checkpoint.lora;
+  // Earlier versions saved settings of experts with models that have none.
+  const bool dense = !of_checkpoint.model.num_experts && !mine.model.num_experts;
+  const auto is_unread = [dense](const std::string& path) {
+    return dense && path.starts_with("model.moe_");
+  };
+  const std::vector<ConfigValue> saved = config_values(of_checkpoint);
   const std::vector<ConfigValue> found = config_values(mine);
   for (size_t i = 0; i < found.size(); ++i) {
-    if (found[i] == saved[i]) continue;
+    if (found[i] == saved[i] || is_unread(found[i].path)) continue;
     const bool shapes = is_one_of(kSameShapes, found[i].path);
     require<ConfigError>(!shapes && !is_one_of(kSameInBoth, found[i].path),
                          "{}: found {}, allowed: {}, as in the run that saved '{}'{}",
@@ -223,10 +248,12 @@ std::string RunCheckpoints::note_loaded(const std::string& path, const std::stri
   if (state_.rank() != 0) return path;
   try {
     CheckpointReader checkpoint(path);
-    if (loaded_whole_)
+    if (loaded_whole_) {
       add_note(change_of_batch(checkpoint, trainer));
-    else
+      add_note(change_of_decay(checkpoint, trainer));
+    } else {
       spare_origin(checkpoint);
+    }
     add_note(doubt_about_newest(folder));
   } catch (const FileError&) {  // of what was read a moment ago
   }

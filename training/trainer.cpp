@@ -11,6 +11,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/optimizer_rules.h"
 #include "lockstep/core/trace_scope.h"
 #include "lockstep/core/upload.h"
 #include "lockstep/datasets/conversation_source.h"
@@ -57,10 +58,7 @@ Config checked(const Config& config, const ParallelState& parallel_state) {
   check_supported(config);
   kernels::check_matrix_products();
   check_layout(config, parallel_state.world_size());
-  require<ConfigError>(!config.train.replay_interval || config.train.deterministic ||
-                           !parallel_state.device().is_cuda(),
-                       "train.deterministic: found false, allowed with train.replay_interval on a "
-                       "GPU: true, because other kernels need not give the same bits twice");
+  check_replay(config.train, parallel_state.device().is_cuda());
   return resolve_for_device(config, parallel_state.device().is_cpu());
 }
 
@@ -101,7 +99,8 @@ Trainer::Trainer(const Config& config, const ParallelState& parallel_state,
           *parallel_state.grids().groups(GroupKind::dp).position_of(parallel_state.rank())),
       data_parallel_size_(parallel_state.grids().data_parallel_size()),
       batches_(config.train, data_parallel_size_),
-      scheduler_(config.optimizer, config.train.train_iters, batches_.full().global),
+      scheduler_(config.optimizer, config.train.train_iters, batches_.full().global,
+                 batches_.samples_of(config.train.train_iters)),
       spikes_(config.train.spike_window, config.train.spike_zscore) {
   SampleSources sources = open_sources(config);
   validation_ = std::move(sources.validation);

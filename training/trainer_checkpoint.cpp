@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/optimizer_rules.h"
 #include "lockstep/training/trainer.h"
 
 namespace lockstep {

@@ -147,7 +147,10 @@ bool is_being_written(const std::string& final_path) {
   });
 }
 
-void write_output_file(const std::string& path, std::string_view text) {
+namespace {
+
+/// The file that `path` names, or that a link of that name points to.
+std::filesystem::path output_target(const std::string& path) {
   std::error_code error;
   const std::filesystem::file_status there = std::filesystem::status(path, error);
   require<FileError>(!std::filesystem::exists(there) || std::filesystem::is_regular_file(there),
@@ -156,6 +159,17 @@ void write_output_file(const std::string& path, std::string_view text) {
   const std::filesystem::path target =
       link ? std::filesystem::weakly_canonical(path, error) : std::filesystem::path(path);
   require<FileError>(!link || !error, "'{}' cannot be written: {}", path, error.message());
+  return target;
+}
+
+}  // namespace
+
+void check_output_file(const std::string& path) {
+  const UnfinishedFile probe(output_target(path), "written");
+}
+
+void write_output_file(const std::string& path, std::string_view text) {
+  const std::filesystem::path target = output_target(path);
   UnfinishedFile file(target, "written");
   file.write(text);
   file.sync();

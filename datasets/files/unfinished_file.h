@@ -45,6 +45,10 @@ bool is_being_written(const std::string& final_path);
 /// path that is not a regular file is refused.
 void write_output_file(const std::string& path, std::string_view text);
 
+/// Leaves nothing. FileError as for write_output_file(), as far as it is known before the writing:
+/// for programs that work for long before they write.
+void check_output_file(const std::string& path);
+
 /// Waits until the names in a folder are on disk. Some file systems cannot do that for folders, and
 /// some folders may not be opened; in these cases a rename is as durable as it gets. FileError with
 /// the path.

@@ -85,10 +85,7 @@ int64_t BatchSchedule::next_change(int64_t consumed_samples) const {
   return other;
 }
 
-int64_t BatchSchedule::iterations_for(int64_t full_batches) const {
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-  if (full_batches > kMost / full_.global) return kMost;
-  const int64_t samples = full_batches * full_.global;
+int64_t BatchSchedule::iterations_until(int64_t samples) const {
   int64_t iterations = 0;
   for (int64_t consumed = 0; consumed < samples;) {
     const int64_t global = at(consumed).global;
@@ -100,6 +97,27 @@ int64_t BatchSchedule::iterations_for(int64_t full_batches) const {
     consumed = checked_add(consumed, checked_mul(count, global, what), what);
   }
   return iterations;
+}
+
+int64_t BatchSchedule::iterations_for(int64_t full_batches) const {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  return full_batches > kMost / full_.global ? kMost
+                                             : iterations_until(full_batches * full_.global);
+}
+
+int64_t BatchSchedule::samples_of(int64_t iterations) const {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  int64_t consumed = 0;
+  while (iterations > 0) {
+    const int64_t global = at(consumed).global;
+    const int64_t change = next_change(consumed);
+    const int64_t count =
+        change == kMost ? iterations : std::min(iterations, ceil_div(change - consumed, global));
+    if (count > (kMost - consumed) / global) return kMost;
+    consumed += count * global;
+    iterations -= count;
+  }
+  return consumed;
 }
 
 std::vector<BatchSizes> BatchSchedule::all() const {

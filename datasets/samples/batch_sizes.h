@@ -37,10 +37,17 @@ class BatchSchedule {
   /// The sizes of an iteration that begins when `consumed_samples` (>= 0) have been consumed.
   BatchSizes at(int64_t consumed_samples) const;
 
-  /// Number of iterations that consume at least as many samples as `full_batches` (>= 0) batches of
-  /// the size full(). Takes no longer for more iterations. The largest int64_t if so many samples
-  /// do not fit into 64 bits; UsageError if the samples of smaller or larger batches do not.
+  /// Number of iterations that consume at least `samples` (>= 0). Takes no longer for more
+  /// iterations. UsageError if what they consume does not fit into 64 bits.
+  int64_t iterations_until(int64_t samples) const;
+
+  /// The same for as many samples as `full_batches` (>= 0) batches of the size full() have. The
+  /// largest int64_t if so many do not fit into 64 bits.
   int64_t iterations_for(int64_t full_batches) const;
+
+  /// Number of samples that the first `iterations` (>= 0) of a run consume. Takes no longer for
+  /// more iterations. The largest int64_t if so many do not fit into 64 bits.
+  int64_t samples_of(int64_t iterations) const;
 
   /// The sizes that the run ends with.
   const BatchSizes& full() const { return full_; }

@@ -60,16 +60,16 @@ void ConversationSource::open_epoch(int64_t epoch) {
 }
 
 std::vector<int64_t> ConversationSource::conversations_of(int64_t sample) {
-  int64_t bin = sample;
-  if (endless_) {
-    const int64_t epoch = sample / samples_per_epoch_;
-    open_epoch(epoch);
-    const Permutation shuffled(static_cast<uint64_t>(samples_per_epoch_), seed_,
-                               fmt::format("packed samples of epoch {}", epoch));
-    bin = static_cast<int64_t>(shuffled(static_cast<uint64_t>(sample % samples_per_epoch_)));
-  }
+  const int64_t epoch = sample / samples_per_epoch_;
+  open_epoch(epoch);
+  const auto bins = static_cast<uint64_t>(samples_per_epoch_);
+  const Permutation shuffled =
+      endless_ ? Permutation(bins, seed_, fmt::format("packed samples of epoch {}", epoch))
+               : Permutation(bins, 0, "evaluated samples");
+  const uint64_t bin = shuffled(static_cast<uint64_t>(sample % samples_per_epoch_));
   std::vector<int64_t> numbers;
-  for (const int64_t item : packing_.of_bin(bin)) numbers.push_back(first_ + item);
+  for (const int64_t item : packing_.of_bin(static_cast<int64_t>(bin)))
+    numbers.push_back(first_ + item);
   return numbers;
 }
 

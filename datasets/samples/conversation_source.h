@@ -15,7 +15,9 @@ class ConversationSource : public SampleSource {
  public:
   /// Conversations first ... last - 1 of the set; there may be none unless `endless`. With
   /// `endless` each epoch packs them again, in an order that depends only on (seed, epoch), into
-  /// the same number of samples; otherwise there is one epoch in the order of the packing.
+  /// the same number of samples. Otherwise there is one epoch, in a random order that is the same
+  /// for every seed: the packing begins with the longest conversations, and the first samples of an
+  /// evaluation must stand for all of them.
   ConversationSource(std::shared_ptr<const ConversationSet> set, int64_t first, int64_t last,
                      int64_t seq_length, uint64_t seed, bool endless);
 

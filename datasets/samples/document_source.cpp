@@ -44,12 +44,13 @@ void DocumentSource::open_epoch(int64_t epoch) {
   if (epoch > 0 && documents_.size() + samples_per_epoch_ < kLargeEpoch) {
     index_ = view_of(build(epoch));
   } else {
-    const std::string settings = fmt::format("samples of {} tokens, seed {}, epoch {}\n",
-                                             seq_length_, static_cast<uint32_t>(seed_), epoch);
-    const std::string file = fmt::format("{}-{:08x}.samples", documents_.base_name(),
-                                         crc32(documents_.name() + "\n" + settings));
+    const std::string description = fmt::format("samples of {} tokens, seed {}, epoch {}\n",
+                                                seq_length_, static_cast<uint32_t>(seed_), epoch) +
+                                    description_;
+    const std::string file =
+        fmt::format("{}-{:08x}.samples", documents_.base_name(), crc32(description));
     index_ = cached_sample_index({.path = std::filesystem::path(cache_.folder) / file,
-                                  .description = settings + description_,
+                                  .description = description,
                                   .required = cache_.required},
                                  [&] { return build(epoch); });
   }

@@ -11,11 +11,14 @@
 namespace lockstep {
 namespace {
 
-/// Signals go to the other threads of the process.
-void block_signals() {
-  sigset_t all;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+/// Signals go to the other threads of the process, except those that an instruction of this thread
+/// raises: Linux ends the process at such a signal if it is blocked, and calls no handler.
+void leave_signals_to_other_threads() {
+  sigset_t blocked;
+  ::sigfillset(&blocked);
+  for (const int fault : {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGTRAP})
+    ::sigdelset(&blocked, fault);
+  ::pthread_sigmask(SIG_BLOCK, &blocked, nullptr);
 }
 
 }  // namespace
@@ -125,7 +128,7 @@ Microbatch MicrobatchLoader::take() {
   if (!thread_.joinable()) {
     stopping_ = false;
     thread_ = std::thread([this] {
-      block_signals();
+      leave_signals_to_other_threads();
       read_ahead();
     });
   }

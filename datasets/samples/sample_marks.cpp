@@ -55,6 +55,13 @@ const char* field_of_marks(const DataConfig& config) {
                                        : "data.eod_mask_loss";
 }
 
+std::string note_on_text(const DataConfig& config, const std::string& path, int64_t end) {
+  return fmt::format(
+      "{}: the text file '{}' does not have {}, the end of a document of {} (data.tokenizer); "
+      "`lockstep data build --append-eod` makes a data set with ends",
+      field_of_marks(config), path, end, config.tokenizer);
+}
+
 /// A note on the first data set whose documents do not end with the tokenizer's end of a document.
 std::string note_on_ends(const DataConfig& config, const Tokenizer& tokenizer) {
   const int64_t end = tokenizer.end_of_document();
@@ -99,10 +106,13 @@ SampleMarks mark_documents(std::span<const int64_t> ids, const DocumentRules& ru
   return marks;
 }
 
+bool marks_documents(const DataConfig& config) {
+  return config.reset_position_ids || config.reset_attention_mask || config.eod_mask_loss;
+}
+
 SampleSources with_document_marks(SampleSources sources, const DataConfig& config,
                                   int64_t vocabulary_size) {
-  if (!config.reset_position_ids && !config.reset_attention_mask && !config.eod_mask_loss)
-    return sources;
+  if (!marks_documents(config)) return sources;
   const auto tokenizer = make_tokenizer(config.tokenizer, "data.tokenizer");
   const int64_t end = tokenizer->end_of_document();
   require<ConfigError>(end < vocabulary_size,
@@ -111,6 +121,8 @@ SampleSources with_document_marks(SampleSources sources, const DataConfig& confi
                        vocabulary_size, field_of_marks(config), end, config.tokenizer);
   if (std::string note = note_on_ends(config, *tokenizer); !note.empty())
     sources.notes.push_back(std::move(note));
+  if (!sources.endless_text.empty())
+    sources.notes.push_back(note_on_text(config, sources.endless_text, end));
   const DocumentRules rules = {end, config.reset_position_ids, config.reset_attention_mask,
                                config.eod_mask_loss};
   for (std::unique_ptr<SampleSource>* const source :

@@ -43,11 +43,14 @@ class MarkedSource : public SampleSource {
 /// The position of each token in its document; `lengths` must add up to `seq_length`.
 std::vector<int64_t> positions_in_documents(std::span<const int64_t> lengths, int64_t seq_length);
 
-/// Wraps the sources if data.reset_position_ids, data.reset_attention_mask or data.eod_mask_loss
-/// asks for it. The end of a document is that of data.tokenizer. ConfigError if that is not below
-/// `vocabulary_size`. A note says if none of the first documents of a data set ends so, and if they
-/// have ids that the tokenizer lacks. A document consists of the sequences between two bounds of
-/// the .idx. Errors also as for make_tokenizer() and IndexedDataset.
+/// Whether data.reset_position_ids, data.reset_attention_mask or data.eod_mask_loss is set.
+bool marks_documents(const DataConfig& config);
+
+/// Wraps the sources if marks_documents(). The end of a document is that of data.tokenizer.
+/// ConfigError if that is not below `vocabulary_size`. Notes say if none of the first documents of
+/// a data set ends so, and whether they have ids that the tokenizer lacks; and which text file has
+/// no such end. A document consists of the sequences between two bounds of the .idx. Errors also as
+/// for make_tokenizer() and IndexedDataset.
 SampleSources with_document_marks(SampleSources sources, const DataConfig& config,
                                   int64_t vocabulary_size);
 

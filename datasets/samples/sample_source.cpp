@@ -79,20 +79,23 @@ SampleSources open_path(const DataConfig& config, int64_t vocabulary_size, int64
   if (!config.path.empty() && text == config.path.end())
     return open_documents(config, config.path, vocabulary_size, seq_length, seed);
   TextSplit split = read_text(config, vocabulary_size);
-  return {std::make_unique<TextSource>(std::move(split.training), seq_length, seed),
-          std::make_unique<WindowSource>(std::move(split.validation), seq_length), nullptr};
+  return {.training = std::make_unique<TextSource>(std::move(split.training), seq_length, seed),
+          .validation = std::make_unique<WindowSource>(std::move(split.validation), seq_length),
+          .test = nullptr,
+          .endless_text = std::move(split.endless)};
 }
 
-/// All of `paths`, which the field `field` names.
+/// All of `paths`, which the field `field` names. Sets `endless_text` unless it is set.
 std::unique_ptr<SampleSource> open_whole(const std::vector<std::string>& paths,
                                          const std::string& field, const DataConfig& config,
-                                         int64_t vocabulary_size, int64_t seq_length) {
-  DataConfig whole;
+                                         int64_t vocabulary_size, int64_t seq_length,
+                                         std::string& endless_text) {
+  DataConfig whole = config;
   whole.path = paths;
-  whole.tokenizer = config.tokenizer;
   whole.split = "1,0";
-  return std::make_unique<WindowSource>(read_text(whole, vocabulary_size, field).training,
-                                        seq_length);
+  TextSplit split = read_text(whole, vocabulary_size, field);
+  if (endless_text.empty()) endless_text = std::move(split.endless);
+  return std::make_unique<WindowSource>(std::move(split.training), seq_length);
 }
 
 std::unique_ptr<SampleSource> make_mock(const char* name, int64_t vocabulary_size, uint64_t seed) {
@@ -110,7 +113,7 @@ SampleSources open_samples(const DataConfig& config, int64_t vocabulary_size, in
             make_mock("mock validation", vocabulary_size, seed), nullptr};
   SampleSources sources = open_path(config, vocabulary_size, seq_length, seed);
   const auto open = [&](const std::vector<std::string>& paths, const char* field) {
-    return open_whole(paths, field, config, vocabulary_size, seq_length);
+    return open_whole(paths, field, config, vocabulary_size, seq_length, sources.endless_text);
   };
   if (!config.valid_path.empty()) {
     sources.validation = open(config.valid_path, "data.valid_path");

@@ -55,6 +55,9 @@ struct SampleSources {
   std::vector<std::string> notes = {};       ///< what to tell the user about the data
   /// Which part of a blend leaves validation without a sample; empty if none does.
   std::string empty_validation = {};
+  /// The first text file without the end of a document, where marks_documents(); empty if there is
+  /// none.
+  std::string endless_text = {};
 };
 
 /// Opens what `config.path` names. Data sets in Megatron's format are split by documents

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <new>
+#include <optional>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_rules.h"
@@ -12,6 +13,7 @@
 #include "lockstep/core/philox.h"
 #include "lockstep/datasets/compressed_input.h"
 #include "lockstep/datasets/indexed_dataset.h"
+#include "lockstep/datasets/sample_marks.h"
 #include "lockstep/datasets/tokenizer.h"
 
 namespace lockstep {
@@ -22,6 +24,7 @@ struct Source {
   std::shared_ptr<const void> owner;
   PackedTokens tokens;
   std::string path;
+  bool has_end = false;  ///< of a document, in a text file; looked for if asked
 };
 
 Source tokens_of_dataset(const std::string& prefix, const std::string& field) {
@@ -89,23 +92,27 @@ void refuse_file_of_dataset(const std::string& path, const std::string& field) {
                        path, prefix);
 }
 
-Source tokenize_file(const std::string& path, Tokenizer& tokenizer, const std::string& field) {
+/// Looks for the id `end`, if it is given.
+Source tokenize_file(const std::string& path, Tokenizer& tokenizer, const std::string& field,
+                     std::optional<int64_t> end) {
   constexpr size_t kAtOnce = 1 << 20;  // each id takes 8 bytes for a moment
   const std::string text = read_text_file(path, field);
   const TokenType type = token_type_of_vocabulary(tokenizer.vocabulary_size());
   auto packed = std::make_shared<std::string>();
   std::vector<int64_t> ids;
   size_t length = kAtOnce;
+  bool has_end = false;
   for (std::string_view left = text; !left.empty();) {
     const std::string_view front = left.substr(0, length);
     ids.clear();
     const size_t used = tokenizer.encode_front(front, front.size() == left.size(), ids);
+    has_end = has_end || (end && std::find(ids.begin(), ids.end(), *end) != ids.end());
     pack_tokens(ids, type, *packed);
     left.remove_prefix(used);
     length = used > 0 ? kAtOnce : 2 * length;
   }
   const auto size = static_cast<int64_t>(packed->size()) / token_type_bytes(type);
-  return {packed, {packed->data(), type, size}, path};
+  return {packed, {packed->data(), type, size}, path, has_end};
 }
 
 }  // namespace
@@ -119,20 +126,25 @@ TextSplit read_text(const DataConfig& config, int64_t vocabulary_size, const std
   const std::string largest = "model.vocab_size - 1";
   TextSplit split{TokenSequence(vocabulary_size, largest), TokenSequence(vocabulary_size, largest)};
   std::unique_ptr<Tokenizer> tokenizer;
+  std::optional<int64_t> document_end;
   for (const std::string& path : config.path) {
     const bool dataset = is_dataset_prefix(path);
     if (!dataset) {
       refuse_json_lines(path, field);
       refuse_file_of_dataset(path, field);
     }
-    if (!dataset && !tokenizer) tokenizer = make_tokenizer(config.tokenizer, "data.tokenizer");
-    const auto [owner, tokens, file] =
-        dataset ? tokens_of_dataset(path, field) : tokenize_file(path, *tokenizer, field);
-    const auto cut = [size = tokens.size](double share) {
+    if (!dataset && !tokenizer) {
+      tokenizer = make_tokenizer(config.tokenizer, "data.tokenizer");
+      if (marks_documents(config)) document_end = tokenizer->end_of_document();
+    }
+    const Source source = dataset ? tokens_of_dataset(path, field)
+                                  : tokenize_file(path, *tokenizer, field, document_end);
+    if (!dataset && document_end && !source.has_end && split.endless.empty()) split.endless = path;
+    const auto cut = [size = source.tokens.size](double share) {
       return std::min<int64_t>(std::llround(share * static_cast<double>(size)), size);
     };
     const auto add = [&](TokenSequence& to, int64_t begin, int64_t end) {
-      to.append(owner, tokens.part(begin, end), file, begin);
+      to.append(source.owner, source.tokens.part(begin, end), source.path, begin);
     };
     const int64_t training = cut(shares[0]), validation = cut(shares[0] + shares[1]);
     add(split.training, 0, training);

@@ -13,6 +13,9 @@ namespace lockstep {
 struct TextSplit {
   TokenSequence training;
   TokenSequence validation;
+  /// The first text file without an id that ends a document, where marks_documents(); empty if
+  /// there is none.
+  std::string endless = {};
 };
 
 /// Opens the paths in `config.path` and cuts each according to `config.split`: the first share of

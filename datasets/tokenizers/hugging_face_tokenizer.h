@@ -13,9 +13,11 @@
 namespace lockstep {
 
 /// The tokenizer of a tokenizer.json. The ids are those that PyPI's tokenizers gives for a text
-/// with add_special_tokens=False, which is what Megatron's HuggingFaceTokenizer asks for: no token
-/// is put before or after a text, and special tokens in a text are encoded as these tokens. Bytes
-/// that are not UTF-8 count as U+FFFD, as in a text that Python decodes with errors="replace".
+/// with add_special_tokens=False: no token is put before or after a text, and special tokens in a
+/// text are encoded as these tokens. Megatron-LM's HuggingFaceTokenizer gives the same ids from
+/// 0.15 to 0.16.1, and later with --tokenizer-hf-no-include-special-tokens; otherwise it also adds
+/// the tokens of the file's post_processor. Bytes that are not UTF-8 count as U+FFFD, as in a text
+/// that Python decodes with errors="replace".
 ///
 /// decode() returns what Hugging Face's decode() returns if it keeps special tokens, but the bytes
 /// of an incomplete character stay as they are. Without a decoder in the file, it returns the

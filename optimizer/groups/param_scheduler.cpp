@@ -29,7 +29,8 @@ double wsd_coefficient(WsdDecayStyle style, double share) {
 }  // namespace
 
 OptimizerParamScheduler::OptimizerParamScheduler(const OptimizerConfig& config, int64_t train_iters,
-                                                 int64_t global_batch_size)
+                                                 int64_t global_batch_size,
+                                                 std::optional<int64_t> run_samples)
     : config_(config) {
   TrainConfig batch;
   batch.global_batch_size = global_batch_size;
@@ -37,18 +38,25 @@ OptimizerParamScheduler::OptimizerParamScheduler(const OptimizerConfig& config, 
   const auto samples = [&](int64_t iterations) {
     return static_cast<double>(iterations) * static_cast<double>(global_batch_size);
   };
-  const int64_t decay_iters = config.lr_decay_iters.value_or(train_iters);
-  require<ConfigError>(config.lr_warmup_iters < decay_iters || train_iters == 0,
-                       "optimizer.lr_decay_iters: found {}, allowed: > optimizer.lr_warmup_iters "
-                       "({})",
-                       decay_iters, config.lr_warmup_iters);
+  const std::optional<int64_t>& decay_iters = config.lr_decay_iters;
   require<ConfigError>(
-      config.lr_decay_style != LrDecayStyle::WSD || config.lr_wsd_decay_iters.has_value(),
+      !decay_iters || config.lr_warmup_iters < *decay_iters || train_iters == 0,
+      "optimizer.lr_decay_iters: found {}, allowed: > optimizer.lr_warmup_iters ({})",
+      decay_iters.value_or(0), config.lr_warmup_iters);
+  const bool ends_with_wsd = config.lr_decay_style == LrDecayStyle::WSD;
+  require<ConfigError>(
+      !ends_with_wsd || config.lr_wsd_decay_iters.has_value(),
       "optimizer.lr_wsd_decay_iters: not set, but optimizer.lr_decay_style = WSD needs it");
   warmup_ = samples(config.lr_warmup_iters);
-  decay_ = samples(decay_iters);
+  run_ = run_samples ? static_cast<double>(*run_samples) : samples(train_iters);
+  decay_ = decay_iters ? samples(*decay_iters) : std::max(run_, warmup_ + samples(1));
   wsd_decay_ = samples(config.lr_wsd_decay_iters.value_or(0));
-  run_ = samples(train_iters);
+  require<ConfigError>(
+      decay_iters || !ends_with_wsd || wsd_decay_ <= decay_,
+      "optimizer.lr_wsd_decay_iters: found {}, which are {:.0f} samples in batches "
+      "of {}, allowed: at most {:.0f} samples, because the decay ends with the run; or set "
+      "optimizer.lr_decay_iters",
+      config.lr_wsd_decay_iters.value_or(0), wsd_decay_, global_batch_size, decay_);
 }
 
 double OptimizerParamScheduler::decay_coefficient(double n) const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "lockstep/core/config.h"
 
@@ -30,10 +31,14 @@ namespace lockstep {
 class OptimizerParamScheduler {
  public:
   /// `config` is resolved (see resolve()). Iterations in it count `global_batch_size` samples each.
-  /// `train_iters` is the length of the run. ConfigError: a batch size below 1, a decay that is not
-  /// longer than the warm-up, WSD without lr_wsd_decay_iters.
+  /// `train_iters` is the length of the run. A run whose batches change size consumes `run_samples`
+  /// (see BatchSchedule::samples_of()), and `global_batch_size` is what it ends with; with
+  /// `run_samples` unset it consumes train_iters * global_batch_size. A decay whose lr_decay_iters
+  /// is unset ends with the run, but at least one batch after the warm-up. ConfigError: a batch
+  /// size below 1, a decay that is not longer than the warm-up, WSD without lr_wsd_decay_iters or
+  /// with more of them than a decay of unset length has.
   OptimizerParamScheduler(const OptimizerConfig& config, int64_t train_iters,
-                          int64_t global_batch_size);
+                          int64_t global_batch_size, std::optional<int64_t> run_samples = {});
 
   /// Learning rate of an iteration that starts when `samples` samples have been consumed.
   double learning_rate(int64_t samples) const {

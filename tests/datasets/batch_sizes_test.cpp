@@ -109,22 +109,43 @@ TEST(BatchSchedule, WithoutARampUpNothingGrows) {
   }
 }
 
-TEST(BatchSchedule, IterationsForFullBatchesAreThoseThatOneCounts) {
+/// Configurations, each with its number of data-parallel ranks.
+std::vector<std::pair<TrainConfig, int64_t>> changing_batches() {
   std::vector<std::pair<TrainConfig, int64_t>> cases;
   for (const char* rampup : {"", "16 4 1000", "4 4 100", "4 4 1", "4 4 97", "8 8 1", "12 4 5000"})
     cases.emplace_back(sizes(2, 16, rampup), 2);
   cases.emplace_back(sizes(1, 107, "1 1 1234"), 1);  // 106 steps of 11.64 samples
   for (const char* schedule : {"0:16", "0:4 6:8 14:16", "0:4 40:16 100:8", "0:16 1:4 2:8 333:12"})
     cases.emplace_back(steps(schedule), 4);
-  for (const auto& [config, ranks] : cases) {
+  return cases;
+}
+
+std::string named(const TrainConfig& config) {
+  return config.rampup_batch_size.value_or("") + config.step_batch_size_schedule.value_or("");
+}
+
+TEST(BatchSchedule, SamplesOfIterationsAreThoseThatOneCounts) {
+  for (const auto& [config, ranks] : changing_batches()) {
+    const BatchSchedule schedule(config, ranks);
+    int64_t consumed = 0;
+    for (int64_t iterations = 0; iterations < 500; ++iterations) {
+      EXPECT_EQ(schedule.samples_of(iterations), consumed) << iterations << " of " << named(config);
+      const int64_t next = consumed + schedule.at(consumed).global;
+      EXPECT_EQ(schedule.iterations_until(consumed + 1), iterations + 1) << named(config);
+      EXPECT_EQ(schedule.iterations_until(next), iterations + 1) << named(config);
+      consumed = next;
+    }
+  }
+}
+
+TEST(BatchSchedule, IterationsForFullBatchesAreThoseThatOneCounts) {
+  for (const auto& [config, ranks] : changing_batches()) {
     const BatchSchedule schedule(config, ranks);
     int64_t consumed = 0, counted = 0;
     for (int64_t full = 0; full < 500; ++full) {
       for (; consumed < full * schedule.full().global; ++counted)
         consumed += schedule.at(consumed).global;
-      EXPECT_EQ(schedule.iterations_for(full), counted)
-          << full << " of " << config.rampup_batch_size.value_or("")
-          << config.step_batch_size_schedule.value_or("");
+      EXPECT_EQ(schedule.iterations_for(full), counted) << full << " of " << named(config);
     }
   }
 }
@@ -141,6 +162,12 @@ TEST(BatchSchedule, IterationsForHugeNumbersOfBatches) {
   EXPECT_EQ(BatchSchedule(sizes(2, 16), 2).iterations_for(kMost / 16 + 1), kMost);
   EXPECT_EQ(BatchSchedule(sizes(2, 16, "8 8 9223372036854775807"), 2).iterations_for(kMost / 32),
             kMost / 32 * 2);
+  EXPECT_EQ(BatchSchedule(sizes(2, 16, "8 8 320000000000000"), 2).samples_of(kMany / 5 * 6),
+            kMany * 16);
+  EXPECT_EQ(BatchSchedule(sizes(2, 16), 2).samples_of(kMost / 16), kMost / 16 * 16);
+  EXPECT_EQ(BatchSchedule(sizes(2, 16), 2).samples_of(kMost / 16 + 1), kMost);
+  EXPECT_EQ(BatchSchedule(sizes(1, 7), 1).samples_of(kMost), kMost) << "a multiple of 7";
+  EXPECT_EQ(BatchSchedule(steps("0:4 320000000000000:16"), 4).samples_of(kMost), kMost);
 }
 
 TEST(BatchSchedule, NamesWhatDoesNotFit) {

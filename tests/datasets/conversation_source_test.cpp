@@ -185,6 +185,34 @@ TEST_F(ConversationSourceTest, ValidationIsOneEpoch) {
       << apart.notes[1];
 }
 
+TEST_F(ConversationSourceTest, TheFirstEvaluatedSamplesAreNotThoseOfTheLongestConversations) {
+  // Conversations of 17 to 32 tokens, so each fills a sample of 32 by itself.
+  std::string text;
+  for (size_t length = 17; length <= 32; ++length)
+    text += fmt::format("{{\"prompt\": \"v\", \"completion\": \"{}\"}}\n",
+                        std::string(length - 2, 'a'));
+  folder_.write("a.jsonl", lines(10));
+  const std::string path = folder_.write("b.jsonl", text);
+  const auto lengths_of = [](SampleSource& source) {
+    Ids lengths;
+    for (int64_t sample = 0; sample < source.size(); ++sample)
+      lengths.push_back(sample_of(source, sample).second.documents.front());
+    return lengths;
+  };
+  const std::vector<std::string> fields = {"data.valid_path=" + path, "data.test_path=" + path};
+  const SampleSources sources = open(fields), seeded = open(fields, 2);
+  const Ids lengths = lengths_of(*sources.validation);
+  Ids each_once(16);
+  std::iota(each_once.begin(), each_once.end(), 17);
+  EXPECT_TRUE(
+      std::is_permutation(lengths.begin(), lengths.end(), each_once.begin(), each_once.end()));
+  ASSERT_EQ(lengths.size(), 16U);
+  EXPECT_LT(std::accumulate(lengths.begin(), lengths.begin() + 4, int64_t{0}), 32 + 31 + 30 + 29);
+  EXPECT_LT(*std::min_element(lengths.begin(), lengths.begin() + 8), 25);  // of the shorter half
+  EXPECT_EQ(lengths_of(*sources.test), lengths);
+  EXPECT_EQ(lengths_of(*seeded.validation), lengths);
+}
+
 TEST_F(ConversationSourceTest, TellsWhatWasCutAndLeftOut) {
   folder_.write("a.jsonl", lines(3) + R"({"prompt": "x", "completion": ")" + std::string(50, 'a') +
                                "\"}\n" +

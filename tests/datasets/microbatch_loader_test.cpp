@@ -4,8 +4,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
 
 #include "lockstep/core/check.h"
+#include "lockstep/datasets/file_bytes.h"
+#include "lockstep/datasets/mapped_files.h"
+#include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
@@ -167,6 +172,36 @@ TEST_P(MicrobatchLoaderTest, ReadingIsHiddenBehindWork) {
 
 INSTANTIATE_TEST_SUITE_P(Prefetch, MicrobatchLoaderTest, ::testing::Values(0, 1, 2, 7),
                          ::testing::PrintToStringParamName());
+
+/// Each sample is byte 8197 of a file, which is mapped if it is large.
+class FileSource : public SampleSource {
+ public:
+  explicit FileSource(const std::string& path) : file_(path) {}
+
+  void read(int64_t /*sample*/, std::span<int64_t> out) override {
+    const volatile char* const bytes = file_.bytes().data();
+    std::fill(out.begin(), out.end(), static_cast<int64_t>(bytes[8197]));
+  }
+
+ private:
+  FileBytes file_;
+};
+
+TEST(MicrobatchLoaderDeathTest, TheThreadThatReadsAheadTellsOfAMappedFileThatBecomesShorter) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.write("shrinks", "");
+  std::filesystem::resize_file(path, uintmax_t{65} << 20);
+  const auto read_what_has_gone = [&] {
+    tell_faults_of_mapped_files();
+    MicrobatchLoader loader(std::make_unique<FileSource>(path), schedule(),
+                            {.seq_length = 3, .rank = 0, .ranks = kRanks, .prefetch = 1});
+    std::filesystem::resize_file(path, 4096);
+    loader.next();
+    std::_Exit(3);
+  };
+  EXPECT_EXIT(read_what_has_gone(), ::testing::ExitedWithCode(1),
+              "lockstep: '.*shrinks' can no longer be read at byte 8197: it was truncated");
+}
 
 }  // namespace
 }  // namespace lockstep

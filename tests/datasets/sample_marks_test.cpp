@@ -108,6 +108,30 @@ TEST_F(MarkedSamplesTest, ATokenizerThatIsNotThatOfTheDataIsTold) {
   EXPECT_TRUE(open({}, kGpt2).notes.empty());
 }
 
+TEST_F(MarkedSamplesTest, ATextFileWithoutEndsOfDocumentsIsTold) {
+  const std::string text = folder_.write("text", std::string(200, 'a'));
+  const std::string other = folder_.write("other", std::string(200, 'b'));
+  const auto note = [](const std::string& field, const std::string& path) {
+    return std::vector<std::string>{
+        field + ": the text file '" + path +
+        "' does not have 256, the end of a document of byte (data.tokenizer); `lockstep data build "
+        "--append-eod` makes a data set with ends"};
+  };
+  const auto notes = [&](const std::vector<std::string>& paths, const std::string& field) {
+    std::vector<std::string> fields = {field + "=true"};
+    fields.insert(fields.end(), paths.begin(), paths.end());
+    return open(fields).notes;
+  };
+  for (const std::string field :
+       {"data.reset_position_ids", "data.reset_attention_mask", "data.eod_mask_loss"})
+    EXPECT_EQ(notes({"data.path=" + text}, field), note(field, text));
+  EXPECT_EQ(notes({"data.valid_path=" + other}, "data.eod_mask_loss"),
+            note("data.eod_mask_loss", other));
+  EXPECT_EQ(notes({"data.test_path=" + other, "data.valid_path=" + text}, "data.eod_mask_loss"),
+            note("data.eod_mask_loss", text));
+  EXPECT_TRUE(open({"data.path=" + text}).notes.empty());
+}
+
 TEST_F(MarkedSamplesTest, WhatCannotBeIsRefusedByName) {
   EXPECT_TRUE(throws_with<ConfigError>([&] { open({"data.eod_mask_loss=true"}, 256); },
                                        "model.vocab_size: found 256, allowed with "

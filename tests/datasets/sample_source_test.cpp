@@ -1,8 +1,10 @@
 #include "lockstep/datasets/sample_source.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -320,10 +322,41 @@ TEST_F(SampleSourceTest, IndicesAreKeptBesideTheData) {
     std::filesystem::directory_iterator all(folder_.path() / "cache");
     return std::distance(begin(all), end(all));
   };
-  EXPECT_EQ(files(), 2);
+  EXPECT_EQ(files(), 3);  // two indices and the lock
   sample_of(*open_samples(config, kVocabulary, kLength, 2).training, 0);
   sample_of(*open_samples(config, kVocabulary, kLength + 1, 2).training, 0, kLength + 1);
-  EXPECT_EQ(files(), 4);
+  EXPECT_EQ(files(), 5);
+}
+
+TEST_F(SampleSourceTest, RunsWithDifferentSplitsKeepEachOthersIndices) {
+  const auto read_with_split = [&, set = write("set", documents(30, 9))](const char* split) {
+    DataConfig config;
+    config.path = {set};
+    config.split = split;
+    sample_of(*open_samples(config, kVocabulary, kLength, 1).training, 0);
+  };
+  const auto cached = [&] {
+    std::map<std::string, std::pair<ino_t, std::string>> files;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_.path() / "cache")) {
+      const std::string name = "cache/" + entry.path().filename().string();
+      if (!name.ends_with(".samples")) continue;
+      struct stat status = {};
+      EXPECT_EQ(::stat(entry.path().c_str(), &status), 0);
+      files[name] = {status.st_ino, folder_.read(name)};
+    }
+    return files;
+  };
+  read_with_split("90,10");
+  const auto first = cached();
+  read_with_split("50,50");
+  const auto both = cached();
+  ASSERT_EQ(first.size(), 1U);
+  ASSERT_EQ(both.size(), 2U);
+  const auto& [name, file] = *first.begin();
+  EXPECT_EQ(both.at(name), file);
+  EXPECT_NE(both.begin()->second.second, both.rbegin()->second.second);
+  read_with_split("90,10");
+  EXPECT_EQ(cached(), both);  // read, not written again
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
+#include "lockstep/checkpoint/companion_files.h"
 #include "lockstep/core/error.h"
 #include "lockstep/datasets/build_dataset.h"
 #include "lockstep/datasets/indexed_dataset.h"
@@ -104,6 +107,31 @@ TEST_F(SentencepieceTest, NamesWhatIsWrong) {
       throws_with<FileError>(open(folder_.path() / "text"), "is not a SentencePiece model"));
   EXPECT_TRUE(
       throws_with<FileError>(open(folder_.write("empty", "")), "is not a SentencePiece model"));
+}
+
+TEST_F(SentencepieceTest, AnImportTellsOfTokensThatTheModelLacks) {
+  const std::string in = folder_.path() / "in", out = folder_.path() / "out";
+  std::filesystem::create_directory(in);
+  std::filesystem::copy_file(model_, in + "/tokenizer.model");
+  const int64_t size = make_tokenizer("sentencepiece:" + model_, "field")->vocabulary_size();
+  const std::string file = "'" + in + "/added_tokens.json'";
+  const auto note = [&](const std::string& added) {
+    folder_.write("in/added_tokens.json", added);
+    const KeptTokenizer kept = choose_tokenizer(in, out, /*is_gpt2=*/false);
+    EXPECT_EQ(kept.name, "sentencepiece:" + out + "/hugging_face/tokenizer.model");
+    return kept.note;
+  };
+  EXPECT_EQ(note(R"({"</s>": 2, "known": )" + std::to_string(size - 1) + "}"), "");
+  const std::string chat = R"({"known": 3, "<|im_end|>": )" + std::to_string(size) +
+                           R"(, "<|im_start|>": )" + std::to_string(size + 1) + "}";
+  const std::string lacks = "data.tokenizer is sentencepiece: " + file +
+                            ": found 2 tokens that tokenizer.model lacks, such as '<|im_end|>'; "
+                            "texts with them need a tokenizer.json";
+  EXPECT_EQ(note(chat), lacks);
+  folder_.write("in/tokenizer.json", "{}");
+  EXPECT_EQ(note(chat).find(lacks + " (here: '" + in + "/tokenizer.json'"), 0U) << note(chat);
+  EXPECT_EQ(note("{").find(file + " is damaged: "), 0U) << note("{");
+  EXPECT_EQ(note("[]").find(file + ": found [], allowed: "), 0U) << note("[]");
 }
 
 TEST(Sentencepiece, IsRefusedByNameWhereItIsNot) {

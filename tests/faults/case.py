@@ -123,7 +123,7 @@ def wait_until(condition, seconds, interval=0.005):
 
 
 def plain(name):
-    """Removes the part of an index cache's name that depends on the place of the data set."""
+    """Removes the part of an index cache's name that depends on the data set."""
     return re.sub(r"-[0-9a-f]{8}\.samples$", ".samples", name)
 
 

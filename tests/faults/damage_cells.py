@@ -188,7 +188,7 @@ def make_cache(world, folder):
 
 
 class Cached(Kind):
-    """A sample index, whose name depends on the path of its data set."""
+    """A sample index, whose name depends on its data set."""
 
     def body(self, case):
         found = []

@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -136,8 +137,16 @@ def carry_out(world, cell, number):
 
 
 def repeat_command(outcome, arguments):
-    return (f"{HERE.relative_to(HERE.parents[2])} --seed {outcome['seed']} "
-            f"--only '{outcome['cell']}' --case {outcome['case']}")
+    """Returns the command, for the root of the tree, that runs the case again."""
+    words = [str(HERE.relative_to(HERE.parents[2])), "--seed", str(outcome["seed"]),
+             "--only", outcome["cell"], "--case", str(outcome["case"])]
+    if arguments.sample:
+        words.append("--sample")
+    if arguments.patience != 1:
+        words += ["--patience", str(arguments.patience)]
+    build = os.environ.get("LOCKSTEP_BUILD")
+    return (f"LOCKSTEP_BUILD={shlex.quote(os.path.abspath(build))} " if build else "") \
+        + shlex.join(words)
 
 
 def tell(outcome, arguments):
