@@ -5,6 +5,7 @@
 
 #include "lockstep/core/integers.h"
 #include "lockstep/distributed/model_units.h"
+#include "lockstep/parallel_state/axis_groups.h"
 
 namespace lockstep {
 namespace {
@@ -67,6 +68,9 @@ std::vector<PlannedBuffer> chunk_buffers(const Config& config, const RankGrids& 
     for (const UnitPiece& piece : pieces_of(plan, strategy)) {
       PlannedBuffer& buffer = buffers.emplace_back();
       buffer.kind = kind;
+      buffer.group = reduction_group(params[members.front()].description, grids,
+                                     config.ddp.use_distributed_optimizer)
+                         .group;
       buffer.options = plan.options;
       if (shards_grads) buffer.options.bucket_size.reset();
       buffer.unit = piece.unit;

@@ -14,8 +14,9 @@ namespace lockstep {
 /// A buffer of one rank. Numbers count elements.
 struct PlannedBuffer {
   BufferKind kind;
-  int64_t parameters = 0;  ///< without padding
-  LayoutOptions options;   ///< among them the number of shards
+  GroupKind group = GroupKind::dp_cp;  ///< ReductionKinds::group
+  int64_t parameters = 0;              ///< without padding
+  LayoutOptions options;               ///< among them the number of shards
   ParamLayout layout;
   int64_t unit = 0;           ///< see number_units()
   size_t position = 0;        ///< of its first parameter among those of the chunk

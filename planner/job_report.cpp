@@ -45,7 +45,7 @@ ordered_json buffers_json(const std::vector<ChunkBuffers>& chunks) {
         buckets.push_back({bucket.start, bucket.end});
       list.push_back({{"stage", chunk.stage},
                       {"chunk", chunk.chunk},
-                      {"group", to_string(buffer.kind.replicas)},
+                      {"group", to_string(buffer.group)},
                       {"ranks", buffer.options.data_parallel_size},
                       {"parameters", buffer.parameters},
                       {"numel", buffer.layout.numel},
@@ -109,9 +109,8 @@ void write_buffers_text(std::ostream& out, const std::vector<ChunkBuffers>& chun
   for (const ChunkBuffers& chunk : chunks)
     for (const PlannedBuffer& buffer : chunk.buffers)
       out << fmt::format("{:>5}  {:>5}  {:<15}  {:>6}  {:>15}  {:>15}  {:>7}\n", chunk.stage,
-                         chunk.chunk, to_string(buffer.kind.replicas),
-                         buffer.options.data_parallel_size, buffer.parameters, buffer.layout.numel,
-                         buffer.layout.buckets.size());
+                         chunk.chunk, to_string(buffer.group), buffer.options.data_parallel_size,
+                         buffer.parameters, buffer.layout.numel, buffer.layout.buckets.size());
 }
 
 void write_links_text(std::ostream& out, const LinkPlan& plan) {

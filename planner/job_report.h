@@ -47,11 +47,12 @@ JobReport make_job_report(const std::string& job, const Config& config, const Jo
                           int64_t ranks_per_host);
 
 /// One JSON document, with a newline: job, world_size, ranks_per_host, hosts, parameters,
-/// flops_of_step; groups (count and size of each kind); buffers (stage, chunk, group, ranks,
-/// parameters, numel, buckets as pairs of start and end); schedule (family, pipeline,
-/// virtual_pipeline, microbatches, bubble_fraction, warmup, alive); memory (stages, as in
-/// plan_memory()); links (group, ranks, operations, inside_bytes, between_bytes, most_of_a_rank)
-/// and their sums; with a machine, also time (machine, and what `plan time` writes).
+/// flops_of_step; groups (count and size of each kind); buffers (stage, chunk, group, ranks: how
+/// many it has, with several optimizer instances those of one; parameters, numel, buckets as pairs
+/// of start and end); schedule (family, pipeline, virtual_pipeline, microbatches, bubble_fraction,
+/// warmup, alive); memory (stages, as in plan_memory()); links (group, ranks, operations,
+/// inside_bytes, between_bytes, most_of_a_rank) and their sums; with a machine, also time (machine,
+/// and what `plan time` writes).
 void write_json(std::ostream& out, const JobReport& report);
 
 /// The same for people.

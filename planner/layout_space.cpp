@@ -299,7 +299,10 @@ Config with_layout(Config config, const JobLayout& layout) {
   parallel.context_parallel_size = layout.context;
   parallel.pipeline_model_parallel_size = layout.pipeline;
   parallel.virtual_pipeline_model_parallel_size.reset();
-  if (layout.chunks > 1) parallel.virtual_pipeline_model_parallel_size = layout.chunks;
+  if (layout.chunks > 1)
+    parallel.virtual_pipeline_model_parallel_size = layout.chunks;
+  else
+    parallel.microbatch_group_size_per_vp_stage.reset();
   parallel.expert_model_parallel_size = layout.expert;
   parallel.expert_tensor_parallel_size.reset();
   if (layout.expert_tensor != layout.tensor)

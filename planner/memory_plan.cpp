@@ -141,15 +141,16 @@ class Planner {
     return bytes;
   }
 
-  /// Elements of whole gradients that exist at once: all if micro-batches accumulate, otherwise a
-  /// piece that gets gradients and the one before it, which is reduced.
+  /// Elements of whole gradients that exist at once: all if micro-batches accumulate or if nothing
+  /// is reduced before backward ends, otherwise a piece that gets gradients and the one before it,
+  /// which is reduced.
   int64_t lent_grads(const std::vector<PlannedBuffer>& pieces) const {
     int64_t all = 0, pair = 0;
     for (size_t i = 0; i < pieces.size(); ++i) {
       add(all, pieces[i].layout.numel);
       pair = std::max(pair, pieces[i].layout.numel + (i > 0 ? pieces[i - 1].layout.numel : 0));
     }
-    return num_microbatches_ > 1 ? all : pair;
+    return num_microbatches_ > 1 || config_.ddp.allow_unused_parameters ? all : pair;
   }
 
   /// Elements of whole parameters that exist at once: a unit and a piece of the next one, in the
@@ -181,40 +182,39 @@ class Planner {
     return std::min(pieces, num_warmup_microbatches(options, stage) + 1);
   }
 
-  /// The number of those in chunk 0 of the first stage, at most, if there are several chunks.
-  static int64_t first_chunks_in_flight(const ScheduleOptions& options) {
+  /// The number of those in one chunk of `stage`, at most, if there are several chunks.
+  static int64_t in_flight_of_chunk(const ScheduleOptions& options, int64_t stage, int64_t chunk) {
     const auto table =
         schedule_table(options.microbatches, options.virtual_pipeline, options.group_size());
-    const auto ahead = static_cast<size_t>(num_warmup_microbatches(options, 0));
+    const auto ahead = static_cast<size_t>(num_warmup_microbatches(options, stage));
     int64_t now = 0, most = 0;
     for (size_t k = 0; k < table.size(); ++k) {
-      if (table[k].second == 0) most = std::max(most, ++now);
+      if (table[k].second == chunk) most = std::max(most, ++now);
       // Backward passes through the chunks in the opposite order.
-      if (k >= ahead && table[k - ahead].second + 1 == options.virtual_pipeline) --now;
+      if (k >= ahead && table[k - ahead].second + chunk + 1 == options.virtual_pipeline) --now;
     }
     return most;
   }
 
-  /// The number of micro-batches of which `chunk` keeps what its embedding or output needs.
-  static int64_t ends_in_flight(const ScheduleOptions& options, int64_t stage,
-                                const ModelChunk& chunk) {
-    if (options.virtual_pipeline == 1) return chunks_in_flight(options, stage);
-    // The backward of the last chunk follows its forward.
-    return chunk.has_embedding ? first_chunks_in_flight(options) : 1;
+  /// The number of micro-batches of which a chunk keeps what its embedding or output needs.
+  static int64_t ends_in_flight(const ScheduleOptions& options, int64_t stage, int64_t chunk) {
+    return options.virtual_pipeline == 1 ? chunks_in_flight(options, stage)
+                                         : in_flight_of_chunk(options, stage, chunk);
   }
 
   void add_activations(StageMemory& memory, const std::vector<ModelChunk>& chunks) const {
     const ScheduleOptions options = schedule_options(config_, num_microbatches_);
     const int64_t in_flight = chunks_in_flight(options, memory.stage);
     int64_t largest_layers = 0, working = 0, on_host = 0;
-    for (const ModelChunk& chunk : chunks) {
+    for (size_t c = 0; c < chunks.size(); ++c) {
+      const ModelChunk& chunk = chunks[c];
       const ActivationPlan plan = plan_activations(config_, chunk, chunk.first_layer);
       largest_layers = std::max(largest_layers, plan.layers);
       working = std::max(working, plan.working);
       on_host = std::max(on_host, plan.on_host);
       if (plan.ends > 0)
         add(memory.activation_bytes,
-            times(ends_in_flight(options, memory.stage, chunk), plan.ends));
+            times(ends_in_flight(options, memory.stage, static_cast<int64_t>(c)), plan.ends));
       add(memory.activation_bytes, rotary_table_bytes(config_, chunk));
     }
     add(memory.activation_bytes, times(in_flight, largest_layers));

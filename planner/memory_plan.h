@@ -34,8 +34,9 @@ struct StageMemory {
   /// addition, and bytes of rotary tables; see activation_plan.h. Micro-batches in flight: under
   /// 1F1B min(micro-batches, stages - stage) (with V > 1 chunks per rank, one piece of one chunk
   /// more than the schedule's warm-up, see num_warmup_microbatches(), of which one at a time has
-  /// logits); under GPipe all micro-batches; under ZB-H1 min(micro-batches, stages), as if a
-  /// micro-batch kept everything until its weight gradients are computed.
+  /// logits, or several if the last group of micro-batches is smaller than the others); under GPipe
+  /// all micro-batches; under ZB-H1 min(micro-batches, stages), as if a micro-batch kept everything
+  /// until its weight gradients are computed.
   int64_t activation_bytes = 0;
   /// Bytes of buffers that communication needs besides what it sends: an activation and a gradient
   /// from the neighbouring stages (with V > 1 the first and the last one are neighbours) and,

@@ -153,7 +153,7 @@ class Page {
           parts.push_back(bucket.end - bucket.start);
         most = std::max(most, parts.size());
         bars.rows.push_back(
-            {fmt::format("{}.{} {}", chunk.stage, chunk.chunk, to_string(buffer.kind.replicas)),
+            {fmt::format("{}.{} {}", chunk.stage, chunk.chunk, to_string(buffer.group)),
              std::move(parts),
              fmt::format("{}, over {}", buffer.layout.numel, buffer.options.data_parallel_size)});
       }

@@ -1,5 +1,6 @@
 #include "lockstep/planner/time_plan.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
@@ -22,6 +23,13 @@ nlohmann::ordered_json to_json(const RankTime& rank) {
           {"bubble_ms", 1e3 * rank.bubble_s}};
 }
 
+/// With train.fp8 other products still run in train.precision, whose peak may be the higher one.
+double peak_of(const TrainConfig& train, const Machine& machine) {
+  const bool half = train.precision == Precision::bf16 || train.precision == Precision::fp16;
+  const double peak = half ? machine.half_flops_per_s : machine.wide_flops_per_s;
+  return train.fp8 == Fp8Format::none ? peak : std::max(peak, machine.peak_of("Float8_e4m3fn"));
+}
+
 }  // namespace
 
 TimePlan plan_time(const Config& config, const JobProgram& job, const Machine& machine) {
@@ -34,9 +42,7 @@ TimePlan plan_time(const Config& config, const JobProgram& job, const Machine& m
   const double rate =
       tokens * model_flops_per_token(config) / plan.step.step_s / static_cast<double>(world_size);
   plan.tflops_per_device = rate / 1e12;
-  const bool half =
-      config.train.precision == Precision::bf16 || config.train.precision == Precision::fp16;
-  plan.utilisation = rate / (half ? machine.half_flops_per_s : machine.wide_flops_per_s);
+  plan.utilisation = rate / peak_of(config.train, machine);
   plan.peak_bytes = recorded_peaks(job);
   return plan;
 }

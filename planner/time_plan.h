@@ -12,10 +12,11 @@
 namespace lockstep {
 
 struct TimePlan {
-  std::string machine;                   ///< its name
-  StepTime step;                         ///< of simulate_step()
-  double tflops_per_device = 0;          ///< of the model, see model_flops_per_token()
-  double utilisation = 0;                ///< of the peak for matrix products in the precision
+  std::string machine;           ///< its name
+  StepTime step;                 ///< of simulate_step()
+  double tflops_per_device = 0;  ///< of the model, see model_flops_per_token()
+  /// Of the peak for matrix products in train.precision, or with train.fp8 in FP8.
+  double utilisation = 0;
   std::vector<int64_t> peak_bytes = {};  ///< recorded_peaks() of each stage
 };
 

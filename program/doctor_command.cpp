@@ -1,5 +1,4 @@
 #include <chrono>
-#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -135,8 +134,7 @@ struct DoctorArguments {
 int64_t usual_ranks() { return std::thread::hardware_concurrency() > 1 ? 2 : 1; }
 
 void write_calibration(const DoctorArguments& arguments) {
-  if (!std::filesystem::exists(arguments.machine_path))
-    write_output_file(arguments.machine_path, "");  // an error now, not after the measurements
+  check_output_file(arguments.machine_path);
   keep_freed_memory();
   CalibrationOptions options;
   options.ranks = arguments.ranks > 0 ? arguments.ranks : usual_ranks();

@@ -7,6 +7,7 @@
 #include "lockstep/planner/audit_plan.h"
 #include "lockstep/program/commands.h"
 #include "lockstep/program/plan_arguments.h"
+#include "lockstep/training/supported_config.h"
 
 namespace lockstep {
 namespace {
@@ -22,6 +23,7 @@ struct AuditArguments {
 void plan_audit_of(const CLI::App& command, const AuditArguments& arguments) {
   const Config config = load_config(arguments.config_path, arguments.overrides);
   try {
+    check_supported(config);
     std::vector<int64_t> ranks = parse_integers(arguments.ranks, ',');
     const AuditReport report = plan_audit(config, arguments.world_size, ranks);
     std::sort(ranks.begin(), ranks.end());

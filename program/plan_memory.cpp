@@ -6,6 +6,7 @@
 #include "lockstep/planner/memory_plan.h"
 #include "lockstep/program/commands.h"
 #include "lockstep/program/plan_arguments.h"
+#include "lockstep/training/supported_config.h"
 
 namespace lockstep {
 namespace {
@@ -20,6 +21,7 @@ struct MemoryArguments {
 void plan_memory_of(const CLI::App& command, const MemoryArguments& arguments) {
   const Config config = load_config(arguments.config_path, arguments.overrides);
   try {
+    check_supported(config);
     (arguments.json ? write_json : write_text)(std::cout,
                                                plan_memory(config, arguments.world_size));
   } catch (const Error& error) {

@@ -44,8 +44,10 @@ constexpr const char* kTimeFooter =
     "reading data, contention between streams.\n"
     "Machine files: dgx_a100, dgx_h100 and h100_measured are included, and `lockstep doctor "
     "--calibrate` writes one; see docs/planning.md.\n"
-    "JSON: step_ms; tflops_per_device and utilisation (operations of the model, without "
-    "recomputation); compute_ms, optimizer_ms, bubble_ms (waiting for other ranks) and "
+    "JSON: step_ms; tflops_per_device (operations of the model, without recomputation) and "
+    "utilisation (its share of the machine's peak in train.precision, or in FP8 with train.fp8); "
+    "compute_ms, "
+    "optimizer_ms, bubble_ms (waiting for other ranks) and "
     "exposed_communication_ms (waiting for an operation in progress): averages over all ranks, "
     "which add up to step_ms; peak_bytes of each stage (peak memory of the tensors of a rank); "
     "classes (the same parts for one rank of each class, with exposed communication by group).";

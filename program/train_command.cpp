@@ -11,7 +11,6 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/counted.h"
-#include "lockstep/datasets/batch_sizes.h"
 #include "lockstep/datasets/unfinished_file.h"
 #include "lockstep/planner/stage_shapes.h"
 #include "lockstep/program/commands.h"
@@ -27,6 +26,7 @@
 #include "lockstep/training/run_files.h"
 #include "lockstep/training/run_plot.h"
 #include "lockstep/training/sample_text.h"
+#include "lockstep/training/schedule_notes.h"
 #include "lockstep/training/tensorboard_file.h"
 #include "lockstep/training/trainer.h"
 
@@ -116,9 +116,7 @@ class Reporter {
                     path, progress.iteration));
     if (folder_.empty()) return;
     file_->go_back(progress.iteration);
-    if (tensorboard_)
-      tensorboard_ =
-          std::make_unique<TensorBoardFile>(folder_ + "/tensorboard", progress.iteration + 1);
+    if (tensorboard_) tell(tensorboard_->go_back(progress.iteration + 1));
   }
   void validation(const ValidationMetrics& metrics) {
     write(metrics);
@@ -144,8 +142,12 @@ class Reporter {
   void write(const Metrics& metrics) {
     if (file_) file_->write(to_json(metrics));
     if (!tensorboard_) return;
-    const std::string failure = tensorboard_->write(metrics.iteration, to_scalars(metrics));
-    if (!failure.empty()) display_.message(failure);
+    tell(tensorboard_->write(metrics.iteration, to_scalars(metrics)));
+  }
+
+  /// A warning; empty: there is none.
+  void tell(const std::string& warning) {
+    if (!warning.empty()) display_.message(warning);
   }
 
   void begin_folder(const Config& config, const std::string& folder) {
@@ -239,20 +241,6 @@ void end_profile(ProfileWindow* profile, Tell tell) {
                            trainer.iteration());
 }
 
-/// A note if the learning rate's decay ends before the training does; empty otherwise.
-std::string early_end_of_decay(const Config& config, const BatchSchedule& batches) {
-  const OptimizerConfig& optimizer = config.optimizer;
-  const int64_t iterations = config.train.train_iters;
-  const int64_t decay = optimizer.lr_decay_iters.value_or(iterations);
-  if (optimizer.lr_decay_style == LrDecayStyle::constant || decay >= iterations) return "";
-  const int64_t end = batches.iterations_for(decay);  // smaller batches take longer
-  if (end >= iterations) return "";
-  return fmt::format(
-      "optimizer.lr_decay_iters is {} and train.train_iters {}: after iteration {} the learning "
-      "rate stays at optimizer.min_lr ({})",
-      decay, iterations, end, optimizer.min_lr);
-}
-
 void train(const Round& round, const TrainArguments& arguments) {
   const Config& config = round.config;
   const ParallelState& state = round.state;
@@ -263,6 +251,7 @@ void train(const Round& round, const TrainArguments& arguments) {
     if (reporter && !text.empty()) reporter->message(text);
   };
   tell(unused_gpus(config.train.device, state.device()));
+  tell(stronger_router_losses(config));
   const std::string folder = save_folder(config, output);
   check_sample(config, folder);
   std::unique_ptr<const SampleText> sample;
@@ -271,7 +260,7 @@ void train(const Round& round, const TrainArguments& arguments) {
   auto owned = std::make_unique<Trainer>(config, state, !checkpoints.will_load());
   Trainer& trainer = *owned;
   for (const std::string& note : trainer.notes()) tell(note);
-  if (reporter) tell(early_end_of_decay(config, trainer.batches()));
+  for (const std::string& note : schedule_notes(config, trainer.batches())) tell(note);
   const auto loaded = checkpoints.load(trainer);
   tell(checkpoints.note());
   if (loaded) tell(fmt::format("loaded {}, iteration {}", *loaded, trainer.iteration()));

@@ -3,16 +3,14 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "lockstep/checkpoint/training_state.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/cuda_libraries.h"
+#include "lockstep/core/optimizer_rules.h"
 #include "lockstep/core/unusable_sizes.h"
-#include "lockstep/datasets/tokenizer.h"
 #include "lockstep/parallel_state/axis_groups.h"
 #include "lockstep/planner/config_grids.h"
 #include "lockstep/planner/pipeline_plan.h"
-#include "lockstep/planner/stage_shapes.h"
 
 namespace lockstep {
 namespace {
@@ -30,86 +28,6 @@ std::map<GroupKind, GroupOptions> group_options(const ParallelConfig& parallel,
 }
 
 }  // namespace
-
-namespace {
-
-void check_cuda_graph(const Config& config) {
-  const CudaGraph graph = config.train.cuda_graph;
-  if (graph == CudaGraph::none) return;
-  const auto check = [&](bool allowed, std::string_view field, std::string_view what) {
-    require<ConfigError>(allowed, "train.cuda_graph = {}: found {}, allowed: {}", to_string(graph),
-                         field, what);
-  };
-  const bool step = graph == CudaGraph::step;
-  check(config.parallel.pipeline_model_parallel_size == 1,
-        "parallel.pipeline_model_parallel_size > 1", "1");
-  check(!config.model.num_experts, "model.num_experts", "a dense model");
-  check(step || !config.ddp.allow_unused_parameters, "ddp.allow_unused_parameters", "false");
-  check(!config.ddp.check_for_nan_in_grad, "ddp.check_for_nan_in_grad", "false");
-  check(!step || !config.ddp.check_for_large_grads, "ddp.check_for_large_grads", "false");
-  check(!step || !scale_adapts_itself(config), "a dynamic loss scale",
-        "bf16, fp32, fp64, or optimizer.loss_scale");
-  // Each micro-batch has another list of attention blocks.
-  check(!config.data.reset_attention_mask, "data.reset_attention_mask", "false");
-  // With a mean, the number of tokens becomes part of the graph.
-  const bool per_token =
-      config.ddp.calculate_per_token_loss.value_or(!config.ddp.average_in_collective);
-  check(!config.data.eod_mask_loss || per_token,
-        "data.eod_mask_loss with ddp.calculate_per_token_loss = false",
-        "ddp.calculate_per_token_loss = true");
-  check(config.train.task != TrainTask::sft, "train.task = sft", "pretrain");
-  check(!step || config.optimizer.optimizer != OptimizerKind::muon, "optimizer.optimizer = muon",
-        "adam, sgd");
-}
-
-/// A loss scale that adapts finds its value by overflows, which such a check would end the run at.
-void check_gradient_checks(const Config& config) {
-  if (!scale_adapts_itself(config)) return;
-  const auto check = [](const char* field, bool found) {
-    require<ConfigError>(!found,
-                         "{}: found true, allowed with train.precision = fp16: false, or a fixed "
-                         "optimizer.loss_scale, because a dynamic loss scale makes gradients "
-                         "overflow",
-                         field);
-  };
-  check("ddp.check_for_nan_in_grad", config.ddp.check_for_nan_in_grad);
-  check("ddp.check_for_large_grads", config.ddp.check_for_large_grads);
-}
-
-}  // namespace
-
-namespace {
-
-/// A stage without layers would have nothing to train.
-void check_adapters(const Config& config) {
-  if (!config.lora.rank) return;
-  for (int64_t stage = 0; stage < config.parallel.pipeline_model_parallel_size; ++stage)
-    for (const ModelChunk& chunk : chunks_of_stage(config, stage))
-      require<ConfigError>(chunk.num_layers > 0,
-                           "lora.rank: found pipeline stage {} without layers, allowed: layers on "
-                           "every stage",
-                           stage);
-}
-
-}  // namespace
-
-void check_supported(const Config& config) {
-  stage_layout(config);
-  refuse_unusable_sizes([&] { (void)num_parameters(config), (void)local_widths(config); });
-  check_adapters(config);
-  check_tokenizer_name(config.data.tokenizer, "data.tokenizer");
-  require<ConfigError>(
-      config.data.tokenizer != "byte" || config.model.vocab_size >= ByteTokenizer::kBytes,
-      "model.vocab_size: found {}, allowed with data.tokenizer = byte: >= {}",
-      config.model.vocab_size, ByteTokenizer::kBytes);
-  require<ConfigError>(config.train.task != TrainTask::sft || config.data.tokenizer != "byte" ||
-                           config.model.vocab_size > ByteTokenizer::kBytes,
-                       "model.vocab_size: found {}, allowed with train.task = sft and "
-                       "data.tokenizer = byte: > {}, the end of a document",
-                       config.model.vocab_size, ByteTokenizer::kBytes);
-  check_cuda_graph(config);
-  check_gradient_checks(config);
-}
 
 void check_layout(const Config& config, int64_t world_size) {
   refuse_unusable_sizes([&] {
@@ -156,6 +74,22 @@ std::string unused_gpus(DeviceChoice choice, c10::Device device, const std::stri
       "train.device = auto uses the CPU: the driver lists {} GPU{}, but this process sees no CUDA "
       "device ({})",
       gpus, gpus == 1 ? "" : "s", absence.empty() ? "CUDA_VISIBLE_DEVICES" : absence);
+}
+
+std::string stronger_router_losses(const Config& config) {
+  const TransformerConfig& model = config.model;
+  const char* const coefficient = model.moe_aux_loss_coeff > 0 ? "model.moe_aux_loss_coeff"
+                                  : model.moe_z_loss_coeff > 0 ? "model.moe_z_loss_coeff"
+                                                               : nullptr;
+  const bool ignores_labels = config.train.task == TrainTask::sft || config.data.eod_mask_loss;
+  if (!model.num_experts || coefficient == nullptr || !ignores_labels ||
+      !divides_by_labels(config.ddp))
+    return "";
+  return fmt::format(
+      "{}: router losses count all tokens and are divided by those with loss, as in Megatron Core, "
+      "so fewer labels make them stronger; ddp.calculate_per_token_loss=false takes means over all "
+      "tokens",
+      coefficient);
 }
 
 at::ScalarType parameter_dtype(Precision precision) {

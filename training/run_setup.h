@@ -11,15 +11,10 @@
 #include "lockstep/parallel_state/devices.h"
 #include "lockstep/parallel_state/launch_environment.h"
 #include "lockstep/parallel_state/parallel_state.h"
+#include "lockstep/training/supported_config.h"
 
 /// From a configuration and a launch environment to the parts of a run.
 namespace lockstep {
-
-/// Throws ConfigError, naming the field, if the configuration asks for something valid that `train`
-/// cannot do, if the layers cannot be cut into stages (see stage_layout()), or if the parameters
-/// are more than 64 bits can count. Unlike parse_config() it may refuse what earlier versions ran:
-/// their checkpoints remain readable.
-void check_supported(const Config& config);
 
 /// Throws ConfigError, naming the fields, if something does not fit `world_size` ranks: the sizes
 /// of the axes, the batch, its micro-batches or the pipeline's schedule.
@@ -44,6 +39,10 @@ c10::Device choose_device(DeviceChoice choice, const LaunchEnvironment& environm
 /// as one entry in `folder`; empty otherwise.
 std::string unused_gpus(DeviceChoice choice, c10::Device device,
                         const std::string& folder = "/proc/driver/nvidia/gpus");
+
+/// A note to the user if labels are ignored (train.task = sft, data.eod_mask_loss), which makes the
+/// router losses of `config` stronger than their coefficients (see RouterLosses); empty otherwise.
+std::string stronger_router_losses(const Config& config);
 
 /// The dtype of the parameters.
 at::ScalarType parameter_dtype(Precision precision);

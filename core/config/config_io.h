@@ -27,7 +27,9 @@ void validate(const Config& config);
 
 /// Fills in the fields whose default follows from other fields (num_query_groups, kv_channels,
 /// ffn_hidden_size, recompute_num_layers, moe_layer_freq, lr_decay_iters, the weight decay's ends,
-/// calculate_per_token_loss), and, unless train.device is auto, those of resolve_for_device().
+/// calculate_per_token_loss), and, unless train.device is auto, those of resolve_for_device(). An
+/// unset lr_decay_iters stays unset where the batch changes its size: then the decay ends with the
+/// samples of the run, which need not be whole batches.
 Config resolve(Config config);
 
 /// Fills in the fields whose default depends on where the run takes place, which only the run knows

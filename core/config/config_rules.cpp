@@ -45,11 +45,11 @@ void check_parallel(const ParallelConfig& parallel) {
       "parallel.pipeline_model_parallel_size > 1 (found {})",
       parallel.virtual_pipeline_model_parallel_size.value_or(0),
       parallel.pipeline_model_parallel_size);
-  constexpr double kShortest = 0.001, kLongest = 3153600000;  // 1 ms, 100 years
-  const double timeout = parallel.distributed_timeout_seconds.value_or(kShortest);
-  require<ConfigError>(timeout >= kShortest && timeout <= kLongest,
-                       "parallel.distributed_timeout_seconds: found {}, allowed: {} to {}", timeout,
-                       kShortest, "3153600000 (100 years)");
+  const double timeout = parallel.distributed_timeout_seconds.value_or(kShortestTimeout);
+  require<ConfigError>(timeout >= kShortestTimeout && timeout <= kLongestTimeout,
+                       "parallel.distributed_timeout_seconds: found {}, allowed: {} to {:.0f} (100 "
+                       "years)",
+                       timeout, kShortestTimeout, kLongestTimeout);
 }
 
 void check_learning_rate(const OptimizerConfig& optimizer, const FieldNames& names) {
@@ -59,17 +59,18 @@ void check_learning_rate(const OptimizerConfig& optimizer, const FieldNames& nam
   require<ConfigError>(optimizer.lr_warmup_init <= optimizer.lr,
                        "optimizer.lr_warmup_init: found {}, allowed: <= optimizer.lr ({})",
                        optimizer.lr_warmup_init, optimizer.lr);
-  const int64_t decay_iters = *optimizer.lr_decay_iters;
-  require<ConfigError>(optimizer.lr_warmup_iters < decay_iters,
+  const auto& decay_iters = optimizer.lr_decay_iters;
+  require<ConfigError>(!decay_iters || optimizer.lr_warmup_iters < *decay_iters,
                        "optimizer.lr_warmup_iters: found {}, allowed: < {} ({})",
-                       optimizer.lr_warmup_iters, names.lr_decay_iters, decay_iters);
+                       optimizer.lr_warmup_iters, names.lr_decay_iters, decay_iters.value_or(0));
   if (optimizer.lr_decay_style != LrDecayStyle::WSD) return;
   require<ConfigError>(optimizer.lr_wsd_decay_iters.has_value(),
                        "optimizer.lr_wsd_decay_iters: not set, but optimizer.lr_decay_style = WSD "
                        "needs it");
-  require<ConfigError>(*optimizer.lr_wsd_decay_iters <= decay_iters,
+  require<ConfigError>(!decay_iters || *optimizer.lr_wsd_decay_iters <= *decay_iters,
                        "optimizer.lr_wsd_decay_iters: found {}, allowed: <= {} ({})",
-                       *optimizer.lr_wsd_decay_iters, names.lr_decay_iters, decay_iters);
+                       *optimizer.lr_wsd_decay_iters, names.lr_decay_iters,
+                       decay_iters.value_or(0));
 }
 
 /// The message names the end of the schedule, or its start if only that is set (`names_start`).
@@ -157,8 +158,8 @@ void check_spikes(const Config& config) {
   check(checkpoint.save_interval.has_value(), "checkpoint.save_interval that is unset",
         "an interval, after which there is a checkpoint to go back to");
   check(checkpoint.save_optim, "checkpoint.save_optim = false", "true");
-  check(!train.rampup_batch_size && !train.step_batch_size_schedule,
-        "train.rampup_batch_size or train.step_batch_size_schedule", "global batches of one size");
+  check(!has_changing_batch(train), "train.rampup_batch_size or train.step_batch_size_schedule",
+        "global batches of one size");
 }
 
 void check_data(const DataConfig& data) {
@@ -277,6 +278,10 @@ std::vector<double> parse_blend(const std::string& blend, size_t paths) {
   return *parsed;
 }
 
+bool has_changing_batch(const TrainConfig& train) {
+  return train.rampup_batch_size || train.step_batch_size_schedule;
+}
+
 BatchRampUp parse_rampup_batch_size(const std::string& text) {
   const auto parsed = parse_numbers<int64_t>(text, ' ');
   const bool good = parsed && parsed->size() == 3 &&
@@ -336,12 +341,11 @@ Config resolve(Config config) {
   if (config.lora.rank && config.lora.target_modules.empty())
     config.lora.target_modules = default_lora_targets();
   if (model.moe_layer_freq.empty()) model.moe_layer_freq = TransformerConfig().moe_layer_freq;
-  if (!config.ddp.calculate_per_token_loss)
-    config.ddp.calculate_per_token_loss = !config.ddp.average_in_collective;
+  config.ddp.calculate_per_token_loss = divides_by_labels(config.ddp);
   if (config.data.valid_path.empty()) config.data.split = split_of(config.data);
   OptimizerConfig& optimizer = config.optimizer;
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-  if (!optimizer.lr_decay_iters)
+  if (!optimizer.lr_decay_iters && !has_changing_batch(config.train))
     optimizer.lr_decay_iters =
         std::max(config.train.train_iters, std::min(optimizer.lr_warmup_iters, kMost - 1) + 1);
   if (!optimizer.start_weight_decay) optimizer.start_weight_decay = optimizer.weight_decay;

@@ -8,6 +8,9 @@
 
 namespace lockstep {
 
+/// The bounds of parallel.distributed_timeout_seconds: 1 ms and 100 years.
+inline constexpr double kShortestTimeout = 0.001, kLongestTimeout = 3153600000;
+
 /// Throws ConfigError if fields of resolve(given) contradict each other. The messages name fields
 /// that `given` sets, if it sets one of those involved.
 void check_rules(const Config& given);
@@ -22,6 +25,9 @@ std::vector<double> parse_split(const std::string& split);
 /// The weights of `data.blend`, as they are given. Throws ConfigError naming data.blend unless they
 /// are numbers > 0, as many as there are `paths`.
 std::vector<double> parse_blend(const std::string& blend, size_t paths);
+
+/// Whether the global batch may change its size during the run.
+bool has_changing_batch(const TrainConfig& train);
 
 /// How the global batch grows: from `start` sequences by `increment` until `samples` are consumed.
 struct BatchRampUp {

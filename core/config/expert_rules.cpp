@@ -1,5 +1,9 @@
 #include "lockstep/core/expert_rules.h"
 
+#include <algorithm>
+#include <string>
+#include <string_view>
+
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
 
@@ -90,6 +94,60 @@ void check_layout(const TransformerConfig& model, const ParallelConfig& parallel
                        model.seq_length, parts);
 }
 
+/// Refuses a value other than the default in a field that only experts read.
+template <class Value>
+void expect_unused(const char* field, const Value& found, const Value& unused) {
+  require<ConfigError>(found == unused,
+                       "model.{}: found {}, but model.num_experts is not set; allowed with: "
+                       "model.num_experts",
+                       field, found);
+}
+
+void check_unused_router_fields(const TransformerConfig& model) {
+  const TransformerConfig unused;
+  expect_unused("moe_router_topk", model.moe_router_topk, unused.moe_router_topk);
+  expect_unused<std::string_view>("moe_router_score_function",
+                                  to_string(model.moe_router_score_function),
+                                  to_string(unused.moe_router_score_function));
+  expect_unused("moe_router_pre_softmax", model.moe_router_pre_softmax,
+                unused.moe_router_pre_softmax);
+  expect_unused<std::string_view>("moe_router_load_balancing_type",
+                                  to_string(model.moe_router_load_balancing_type),
+                                  to_string(unused.moe_router_load_balancing_type));
+  expect_unused("moe_aux_loss_coeff", model.moe_aux_loss_coeff, unused.moe_aux_loss_coeff);
+  expect_unused("moe_z_loss_coeff", model.moe_z_loss_coeff, unused.moe_z_loss_coeff);
+  expect_unused("moe_router_enable_expert_bias", model.moe_router_enable_expert_bias,
+                unused.moe_router_enable_expert_bias);
+  expect_unused("moe_router_bias_update_rate", model.moe_router_bias_update_rate,
+                unused.moe_router_bias_update_rate);
+  expect_unused("moe_router_num_groups", model.moe_router_num_groups.value_or(0), int64_t{0});
+  expect_unused("moe_router_group_topk", model.moe_router_group_topk.value_or(0), int64_t{0});
+  expect_unused("moe_router_topk_scaling_factor", model.moe_router_topk_scaling_factor.value_or(0),
+                0.0);
+}
+
+void check_unused_fields(const TransformerConfig& model) {
+  const TransformerConfig unused;
+  // resolve() fills it in without experts too.
+  require<ConfigError>(
+      !model.moe_ffn_hidden_size || model.moe_ffn_hidden_size == model.ffn_hidden_size,
+      "model.moe_ffn_hidden_size: found {}, but model.num_experts is not set; allowed "
+      "without it: model.ffn_hidden_size ({})",
+      model.moe_ffn_hidden_size.value_or(0), model.ffn_hidden_size.value_or(0));
+  if (!model.moe_layer_freq.empty())
+    expect_unused("moe_layer_freq", fmt::format("{}", fmt::join(model.moe_layer_freq, ", ")),
+                  fmt::format("{}", fmt::join(unused.moe_layer_freq, ", ")));
+  expect_unused("moe_shared_expert_intermediate_size",
+                model.moe_shared_expert_intermediate_size.value_or(0), int64_t{0});
+  check_unused_router_fields(model);
+  expect_unused("moe_expert_capacity_factor", model.moe_expert_capacity_factor.value_or(0), 0.0);
+  expect_unused("moe_pad_expert_input_to_capacity", model.moe_pad_expert_input_to_capacity,
+                unused.moe_pad_expert_input_to_capacity);
+  expect_unused<std::string_view>("moe_token_dispatcher_type",
+                                  to_string(model.moe_token_dispatcher_type),
+                                  to_string(unused.moe_token_dispatcher_type));
+}
+
 }  // namespace
 
 bool has_experts(const TransformerConfig& model, int64_t layer) {
@@ -114,6 +172,17 @@ void check_experts(const TransformerConfig& model, const ParallelConfig& paralle
   check_router(model);
   check_router_groups(model);
   check_layout(model, parallel, names);
+}
+
+void check_experts_in_use(const TransformerConfig& model) {
+  if (!model.num_experts) return check_unused_fields(model);
+  const std::vector<int64_t>& given = model.moe_layer_freq;
+  require<ConfigError>(
+      given.empty() || is_frequency(given) ||
+          std::find(given.begin(), given.end(), 1) != given.end(),
+      "model.moe_layer_freq: found no layer with experts ({}), allowed with model.num_experts: one "
+      "or more",
+      fmt::join(given, ", "));
 }
 
 }  // namespace lockstep

@@ -16,4 +16,10 @@ bool has_experts(const TransformerConfig& model, int64_t layer);
 void check_experts(const TransformerConfig& model, const ParallelConfig& parallel,
                    const FieldNames& names);
 
+/// Throws ConfigError, naming the field, if a setting of experts in a resolved `model` has no
+/// effect: a moe_ field other than its default without num_experts, or num_experts where
+/// moe_layer_freq gives no layer experts. Earlier versions trained such models, so check_experts()
+/// accepts them.
+void check_experts_in_use(const TransformerConfig& model);
+
 }  // namespace lockstep

@@ -46,15 +46,16 @@ void check_fields_without_fp8(const TrainConfig& train) {
                train.num_layers_at_end_in_bf16);
 }
 
-void check_layers(const Config& config) {
+/// Refuses more than `most` layers without fp8; `relation` is that of their number to num_layers.
+void check_layers(const Config& config, int64_t most, const char* relation) {
   const int64_t start = config.train.num_layers_at_start_in_bf16;
   const int64_t end = config.train.num_layers_at_end_in_bf16;
-  const int64_t layers = config.model.num_layers;
-  require<ConfigError>(start <= layers && end <= layers - start,
+  require<ConfigError>(start <= most && end <= most - start,
                        "train.num_layers_at_{}_in_bf16: found {}, and {} at the {}; allowed: "
-                       "together at most model.num_layers ({})",
-                       start > layers ? "start" : "end", start > layers ? start : end,
-                       start > layers ? end : start, start > layers ? "end" : "start", layers);
+                       "together {} model.num_layers ({})",
+                       start > most ? "start" : "end", start > most ? start : end,
+                       start > most ? end : start, start > most ? "end" : "start", relation,
+                       config.model.num_layers);
 }
 
 /// The number of tokens is a dimension of the products for the gradients of weights.
@@ -96,7 +97,12 @@ void check_fp8(const Config& config) {
   if (train.fp8_recipe != Fp8Recipe::delayed)
     check_delayed_fields(train, "train.fp8_recipe is not delayed; allowed with: delayed");
   check_tokens(config);
-  check_layers(config);
+  check_layers(config, config.model.num_layers, "at most");
+}
+
+void check_fp8_in_use(const Config& config) {
+  if (config.train.fp8 != Fp8Format::none)
+    check_layers(config, config.model.num_layers - 1, "less than");
 }
 
 }  // namespace lockstep

@@ -12,4 +12,8 @@ namespace lockstep {
 /// steps. `config` is resolved.
 void check_fp8(const Config& config);
 
+/// Throws ConfigError, naming the field, if train.fp8 is left with no layer. Earlier versions
+/// trained such models, so check_fp8() accepts them.
+void check_fp8_in_use(const Config& config);
+
 }  // namespace lockstep

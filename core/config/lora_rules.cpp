@@ -53,4 +53,11 @@ void check_lora(const Config& config) {
   }
 }
 
+void check_decoupled_lr_in_use(const Config& config) {
+  require<ConfigError>(!config.lora.rank || !config.optimizer.decoupled_lr,
+                       "optimizer.decoupled_lr: found {}, allowed with lora.rank: unset, because "
+                       "the embeddings and the output layer are frozen",
+                       config.optimizer.decoupled_lr.value_or(0));
+}
+
 }  // namespace lockstep

@@ -17,4 +17,8 @@ std::vector<std::string> default_lora_targets();
 /// multi_latent_attention, whose layers have none. `config` is resolved.
 void check_lora(const Config& config);
 
+/// Throws ConfigError if optimizer.decoupled_lr is set beside lora.rank, which freezes the layers
+/// of that rate. Earlier versions trained with both, so check_lora() accepts them.
+void check_decoupled_lr_in_use(const Config& config);
+
 }  // namespace lockstep

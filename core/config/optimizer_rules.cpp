@@ -131,4 +131,12 @@ void check_optimizer(const Config& config) {
                        to_string(strategy), to_string(config.train.cuda_graph));
 }
 
+bool scale_adapts_itself(const Config& config) {
+  return config.train.precision == Precision::fp16 && !config.optimizer.loss_scale;
+}
+
+bool divides_by_labels(const DistributedDataParallelConfig& ddp) {
+  return ddp.calculate_per_token_loss.value_or(!ddp.average_in_collective);
+}
+
 }  // namespace lockstep

@@ -2,8 +2,8 @@
 
 #include "lockstep/core/config.h"
 
-/// The requirements of gradient reduction and the kinds of optimizer on a configuration. Nothing
-/// here needs libtorch.
+/// The requirements of gradient reduction and the kinds of optimizer on a configuration, and what
+/// follows from its fields. Nothing here needs libtorch.
 namespace lockstep {
 
 /// ConfigError, naming the fields: a number out of its bounds, bucket_size together with
@@ -17,5 +17,11 @@ void check_ddp(const DistributedDataParallelConfig& ddp);
 /// fp32 over several replicas of the optimizer, an offloaded state with Muon or recorded steps,
 /// sharded gradients together with these.
 void check_optimizer(const Config& config);
+
+/// Whether the loss scale is dynamic, so that it has a state that is worth keeping.
+bool scale_adapts_itself(const Config& config);
+
+/// What ddp.calculate_per_token_loss is, also where it is unset.
+bool divides_by_labels(const DistributedDataParallelConfig& ddp);
 
 }  // namespace lockstep

@@ -149,6 +149,10 @@ void apply_override(proto::Config* config, const std::string& assignment) {
   }
 }
 
+constexpr char kDecayIters[] = "optimizer.lr_decay_iters";
+constexpr char kRampUp[] = "train.rampup_batch_size";
+constexpr char kBatchSteps[] = "train.step_batch_size_schedule";
+
 /// A field that resolve() computes from others where it is unset.
 struct Follower {
   const char* path;
@@ -169,7 +173,7 @@ const std::vector<Follower>& followers() {
       {"parallel.distributed_timeout_seconds", {"train.device"}},
       {"ddp.calculate_per_token_loss", {"ddp.average_in_collective"}},
       {"data.split", {"data.valid_path"}},
-      {"optimizer.lr_decay_iters", {"train.train_iters", "optimizer.lr_warmup_iters"}},
+      {kDecayIters, {"train.train_iters", "optimizer.lr_warmup_iters", kRampUp, kBatchSteps}},
       {"optimizer.start_weight_decay", {"optimizer.weight_decay"}},
       {"optimizer.end_weight_decay", {"optimizer.weight_decay"}},
   };
@@ -205,16 +209,20 @@ void clear_at(proto::Config* config, const std::string& path) {
 bool is_effective(const proto::Config& config) {
   const auto& model = config.model();
   const auto& optimizer = config.optimizer();
+  const auto& train = config.train();
+  const bool has_decay = optimizer.has_lr_decay_iters() || train.has_rampup_batch_size() ||
+                         train.has_step_batch_size_schedule();
   return model.has_num_query_groups() && model.has_kv_channels() && model.has_ffn_hidden_size() &&
-         model.has_moe_ffn_hidden_size() && optimizer.has_lr_decay_iters() &&
-         optimizer.has_start_weight_decay() && optimizer.has_end_weight_decay() &&
-         config.ddp().has_calculate_per_token_loss();
+         model.has_moe_ffn_hidden_size() && has_decay && optimizer.has_start_weight_decay() &&
+         optimizer.has_end_weight_decay() && config.ddp().has_calculate_per_token_loss();
 }
 
 /// Whether resolve() computes `found` for a field that is unset, on some device if train.device is
-/// auto.
+/// auto. Earlier versions computed lr_decay_iters also where the batch changes its size.
 bool is_computed(proto::Config config, const std::string& path, const std::string& found) {
   clear_at(&config, path);
+  if (path == kDecayIters)
+    for (const char* const changing : {kRampUp, kBatchSteps}) clear_at(&config, changing);
   try {
     const Config resolved = resolve(config_from_message(config));
     const auto is = [&](const Config& one) {

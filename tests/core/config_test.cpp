@@ -73,6 +73,20 @@ TEST(Config, ShortRunsStillHaveADecayLongerThanTheWarmUp) {
   EXPECT_EQ(config.optimizer.lr_decay_iters, 51);
 }
 
+TEST(Config, ADecayOverChangingBatchesFollowsTheRun) {
+  for (const std::string batches :
+       {"train.rampup_batch_size=8 8 100", "train.step_batch_size_schedule=0:64 64000:32"}) {
+    const Config config = parse_config("", "x", {batches});
+    EXPECT_FALSE(config.optimizer.lr_decay_iters.has_value()) << batches;
+    EXPECT_EQ(print_config(parse_config(print_config(config), "printed")), print_config(config));
+    const Config given = parse_config("", "x", {batches, "optimizer.lr_decay_iters=7"});
+    EXPECT_EQ(given.optimizer.lr_decay_iters, 7);
+    const Config final_decay = parse_config(
+        "", "x", {batches, "optimizer.lr_decay_style=WSD", "optimizer.lr_wsd_decay_iters=101"});
+    EXPECT_EQ(final_decay.optimizer.lr_wsd_decay_iters, 101) << "batches, more than train_iters";
+  }
+}
+
 TEST(Config, SyntaxErrorsNameLineAndColumn) {
   EXPECT_EQ(refusal("model {\n  num_layers: four\n}"),
             "x.textproto:2:15: model.num_layers: Expected integer, got: four");

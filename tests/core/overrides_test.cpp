@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,6 +48,12 @@ TEST(Overrides, AnOverrideDoesNotDependOnWhetherTheConfigurationIsEffective) {
       {"train { train_iters: 450 } optimizer { lr_decay_iters: 300 }", "train.train_iters=400"},
       {"train { train_iters: 20 } optimizer { lr_warmup_iters: 40 }",
        "optimizer.lr_warmup_iters=60"},
+      {"train { train_iters: 20 }", "train.rampup_batch_size=8 8 100"},
+      {"train { train_iters: 20 }", "train.step_batch_size_schedule=0:8 100:4"},
+      {"train { rampup_batch_size: \"8 8 100\" }", "optimizer.weight_decay=0.5"},
+      {"train { step_batch_size_schedule: \"0:8 100:4\" }", "model.num_attention_heads=8"},
+      {"train { step_batch_size_schedule: \"0:8\" } optimizer { lr_decay_iters: 70 }",
+       "train.train_iters=50"},
       {"", "ddp.average_in_collective=true"},
       {"train { device: \"cpu\" }", "train.device=cuda"},
       {"train { device: \"cpu\" } parallel { distributed_timeout_seconds: 7 }",
@@ -64,6 +72,25 @@ TEST(Overrides, AnOverrideDoesNotDependOnWhetherTheConfigurationIsEffective) {
     EXPECT_EQ(print_config(parse_config(effective, "x", {override_})),
               print_config(parse_config(text, "x", {override_})))
         << text << ", " << override_;
+  }
+}
+
+// Earlier versions computed the decay also where the batch changes its size.
+TEST(Overrides, AComputedDecayOfAnOlderEffectiveConfigurationIsForgotten) {
+  const auto decay = [](const std::string& batch, int64_t decay_iters, const std::string& set) {
+    const std::string given =
+        "train { train_iters: 20 " + batch +
+        " } optimizer { lr_warmup_iters: 30 lr_decay_iters: " + std::to_string(decay_iters) + " }";
+    const std::string effective = print_config(parse_config(given, "x"));
+    return parse_config(effective, "x", {set}).optimizer.lr_decay_iters;
+  };
+  for (const std::string batch :
+       {"rampup_batch_size: \"8 8 100\"", "step_batch_size_schedule: \"0:8 100:4\""}) {
+    EXPECT_EQ(decay(batch, 31, "train.train_iters=50"), std::nullopt) << batch;
+    EXPECT_EQ(decay(batch, 31, "optimizer.lr_warmup_iters=5"), std::nullopt) << batch;
+    EXPECT_EQ(decay(batch, 32, "train.train_iters=50"), 32) << batch;
+    EXPECT_EQ(decay(batch, 31, "train.seed=5"), 31) << batch;
+    EXPECT_EQ(decay(batch, 31, "optimizer.lr_decay_iters=60"), 60) << batch;
   }
 }
 

@@ -98,9 +98,11 @@ TEST(DescribedModule, AddCutsFillsDescribesAndRegisters) {
     EXPECT_TRUE(parameters[0].tensor.requires_grad());
     EXPECT_EQ(parameters[0].description.placement(MeshAxis::tp), Placement(Shard{0}));
     EXPECT_EQ(parameters[0].description.unpadded_rows, 5);
+    EXPECT_TRUE(parameters[0].cut_by == (AxisSizes{{MeshAxis::tp, 4}}));
     EXPECT_EQ(parameters[1].name, "inner.bias");
     EXPECT_TRUE(at::equal(parameters[1].tensor, at::full({3}, 2.0, at::kDouble)));
     EXPECT_FALSE(parameters[1].description.apply_weight_decay);
+    EXPECT_TRUE(parameters[1].cut_by == AxisSizes{});
   }
 }
 

@@ -64,7 +64,15 @@ TEST(MemoryInFlight, IsThatOfTheTasks) {
   expect_pieces({two, zero_bubble}, {2, 2, 2});
   const std::string chunks = "parallel.virtual_pipeline_model_parallel_size=2";
   expect_pieces({"train.global_batch_size=36", chunks}, {8, 6, 4});
-  expect_pieces({ten, chunks, "parallel.microbatch_group_size_per_vp_stage=5"}, {10, 8, 6});
+  const std::string groups = "parallel.microbatch_group_size_per_vp_stage=";
+  expect_pieces({ten, chunks, groups + "5"}, {10, 8, 6});
+  // The last group has 3 micro-batches, and the last stage keeps the logits of all of them.
+  const std::string eight = "train.global_batch_size=24", nine = "train.global_batch_size=27";
+  expect_pieces({eight, chunks, groups + "5"}, {10, 8, 6});
+  expect_pieces({nine, chunks, groups + "6"}, {11, 9, 7});
+  expect_pieces({eight, "model.num_layers=9", "parallel.virtual_pipeline_model_parallel_size=3",
+                 groups + "5"},
+                {15, 13, 11});
 }
 
 TEST(MemoryInFlight, LogitsOfAllMicrobatchesInFlightCount) {

@@ -259,6 +259,25 @@ TEST(MemoryPlan, TermsThatAreAddedInFp32HaveBuffersOfTheirOwn) {
   }
 }
 
+TEST(MemoryPlan, ShardedGradientsOfModelsWithUnusedParametersExistAtOnce) {
+  const auto bytes = [](const std::string& strategy, int64_t batch, const std::string& unused) {
+    return plan_memory(small({"ddp.use_distributed_optimizer=true", "ddp.bucket_size=1000",
+                              "ddp.data_parallel_sharding_strategy=" + strategy,
+                              "ddp.allow_unused_parameters=" + unused,
+                              fmt::format("train.global_batch_size={}", batch)}),
+                       4)
+        .stages.front()
+        .gradient_bytes;
+  };
+  for (const char* const strategy : {"optim_grads", "optim_grads_params"}) {
+    // With two micro-batches all gradients exist until the second one's backward.
+    const int64_t all = bytes(strategy, 24, "false");
+    EXPECT_EQ(bytes(strategy, 12, "true"), all) << strategy;
+    EXPECT_LT(bytes(strategy, 12, "false"), all) << strategy;
+    EXPECT_GE(all, bytes("optim", 12, "false")) << strategy;
+  }
+}
+
 TEST(MemoryPlan, ARuleOfOnesOwnTakesThePlaceOfTheConfigurations) {
   const UpdateStatement one = {.name = "lion", .state = {{"exp_avg"}}};
   const UpdateStatement matrices = {.name = "m", .unit = UpdateUnit::matrix};

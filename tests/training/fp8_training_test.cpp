@@ -6,6 +6,8 @@
 #include <cstdlib>
 
 #include "lockstep/tests/training/checked_runs.h"
+#include "lockstep/training/batch_input.h"
+#include "lockstep/training/training_model.h"
 
 namespace lockstep {
 namespace {
@@ -71,11 +73,26 @@ TEST_F(Fp8TrainingTest, LearnsAsInBf16) {
   }
 }
 
+/// The loss of one sample. Unlike a run, a model may leave all layers in bf16.
+double first_loss(const Config& config) {
+  const ParallelState state = ParallelState::single_process();
+  const int64_t length = config.model.seq_length;
+  std::vector<int64_t> ids(static_cast<size_t>(length + 1));
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i * i % 256);
+  TrainingModel model(config, state);
+  model.zero_grad_buffer();
+  const LossSums sums = model.forward_backward(1, 1, [&](int64_t) {
+    return make_batch_input(ids, std::vector<SampleMarks>(1), length, 1, state);
+  });
+  model.finalize_gradients(sums.tokens);
+  return sums.loss.item<double>();
+}
+
 TEST_F(Fp8TrainingTest, LayersThatStayInBf16) {
   Fields bf16 = kFp8;
   bf16[1] = "train.fp8=none";
   bf16.erase(bf16.begin() + 2);
-  const auto first = [&](const Fields& fields) { return curve(config(fields, {}), 1)[0]; };
+  const auto first = [&](const Fields& fields) { return first_loss(config(fields, {})); };
   const double wide = first(bf16), narrow = first(kFp8);
   EXPECT_EQ(first(with(kFp8, {"train.num_layers_at_start_in_bf16=4"})), wide);
   EXPECT_EQ(first(with(kFp8, {"train.num_layers_at_start_in_bf16=1",

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <set>
 
@@ -169,6 +170,48 @@ TEST(GenerateBatch, DrawsNoIdBeyondTheVocabularyAskedFor) {
                                        "vocabulary_size: found 0, allowed: >= 1"));
 }
 
+// The end of a chat model's text may be a token that its tokenizer does not know.
+TEST(GenerateBatch, DrawsEndsBeyondTheVocabularyAskedFor) {
+  const GPTModel model = model_of(kGrouped);
+  const std::vector<int64_t> prompt = {1, 2, 3};
+  const at::Tensor known = at::arange(7);
+  size_t ended = 0;
+  for (int64_t end = 7; end < 50; end += 3) {
+    const at::Tensor ids = at::cat({known, at::tensor({end}, at::kLong)});
+    std::vector<int64_t> expected, read = prompt;
+    while (expected.size() < 12) {
+      const at::Tensor logits = model.forward(at::tensor(read, at::kLong).unsqueeze(0))[0][-1];
+      const int64_t token =
+          ids[logits.index_select(0, ids).argmax().item<int64_t>()].item<int64_t>();
+      if (token == end) break;
+      read.push_back(token);
+      expected.push_back(token);
+    }
+    if (expected.size() < 12) ++ended;
+    const GenerateOptions options{
+        .max_tokens = 12, .temperature = 0, .vocabulary_size = 7, .ends = {end, 1000}};
+    EXPECT_EQ(generate(model, prompt, options), expected) << end;
+  }
+  EXPECT_GT(ended, 0U);
+  // Sampled as often as its probability says, and the ids between never.
+  const at::Tensor logits =
+      model.forward(at::tensor(prompt, at::kLong).unsqueeze(0))[0][-1].to(at::kDouble);
+  const at::Tensor ids = at::cat({known, at::tensor({49}, at::kLong)});
+  const double share = at::softmax(logits.index_select(0, ids) / 9, 0)[-1].item<double>();
+  GenerateOptions options{
+      .max_tokens = 1, .temperature = 9, .top_k = 0, .vocabulary_size = 7, .ends = {49}};
+  int empty = 0;
+  for (options.seed = 0; options.seed < 400; ++options.seed) {
+    const auto drawn = generate(model, prompt, options);
+    if (drawn.empty())
+      ++empty;
+    else
+      EXPECT_LT(drawn.front(), 7);
+  }
+  EXPECT_NEAR(empty, 400 * share, 5 * std::sqrt(400 * share * (1 - share)));
+  EXPECT_GT(empty, 0);
+}
+
 TEST(GenerateBatch, ACapacityOfExpertsDoesNotMixPrompts) {
   Config config;
   config.model = model_of(
@@ -242,6 +285,28 @@ TEST(GenerateOnRanks, GivesTheTokensOfOneRank) {
             {.sizes = sizes});
       }
     }
+  }
+}
+
+// Of a prompt, too, the output layer gets one token: its logits would be the largest tensor by far.
+TEST(GenerateOnRanks, GathersTheLogitsOfTheLastTokenAlone) {
+  const TransformerConfig config = model_of(kGrouped).config();
+  ParallelConfig parallel;
+  parallel.tensor_model_parallel_size = 2;
+  const std::vector<std::vector<int64_t>> prompts = {{1, 2, 3, 4, 5}, {6, 7, 8, 9, 10}};
+  for (const bool use_cache : {true, false}) {
+    testing::CollectiveLog log;
+    testing::run_ranks(2,
+                       [&](const ParallelState& state) {
+                         const GPTModel model(config, parallel, state, GPTStage::whole(config));
+                         const GenerateOptions options{.max_tokens = 3, .use_cache = use_cache};
+                         generate_batch(model, prompts, options, {}, state);
+                       },
+                       {.sizes = {.tensor = 2}, .log = &log});
+    std::vector<int64_t> gathered;
+    for (const CollectiveRecord& call : log.of_rank(0))
+      if (call.label == "logits") gathered.push_back(call.numel);
+    EXPECT_EQ(gathered, (std::vector<int64_t>{50, 50, 50}));  // 2 prompts, 25 rows of the table
   }
 }
 

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "lockstep/core/error.h"
 #include "lockstep/tests/training/planned_layouts.h"
@@ -19,10 +21,11 @@ using testing::with;
 
 using Load = std::function<Config(const Overrides&)>;
 
-LayoutSearch search(const Load& load, int64_t num_simulated) {
+LayoutSearch search(const Load& load, int64_t num_simulated,
+                    const std::vector<std::string>& kept = {"train.micro_batch_size"}) {
   const Machine machine = load_machine(LOCKSTEP_SOURCE_DIR "/configs/machines/dgx_a100.textproto");
   return search_layouts(load,
-                        {.space = {.world_size = 2, .kept = {"train.micro_batch_size"}},
+                        {.space = {.world_size = 2, .kept = kept},
                          .memory_bytes = 1e12,
                          .num_simulated = num_simulated},
                         machine);
@@ -65,6 +68,21 @@ TEST(LayoutSearch, LeavesOutWhatATrainingDoesNotSupport) {
   ASSERT_FALSE(found.best.empty());
   for (const SimulatedLayout& layout : found.best) EXPECT_EQ(layout.layout.pipeline, 1);
   EXPECT_THROW(search(load(with(graphs, kExperts)), 1), ConfigError);
+}
+
+TEST(LayoutSearch, VariesOnlyToWhatIsLegal) {
+  const Overrides two_stages = testing::layout({testing::kPipeline});
+  const auto found = [&](const Overrides& given) {
+    return search([&](const Overrides& more) { return config_of(with(given, more)); }, 1,
+                  {"train.micro_batch_size", "parallel.pipeline_model_parallel_size",
+                   "parallel.virtual_pipeline_model_parallel_size"});
+  };
+  const LayoutSearch dense = found(two_stages), experts = found(with(two_stages, kExperts));
+  EXPECT_TRUE(dense.refused.empty());
+  EXPECT_TRUE(experts.refused.empty());
+  ASSERT_FALSE(experts.best.empty());
+  EXPECT_EQ(experts.best.front().layout.pipeline, 2);
+  EXPECT_EQ(dense.simulated, experts.simulated + 1);  // zb-h1, which experts do not have
 }
 
 }  // namespace

@@ -162,6 +162,28 @@ TEST(PaddedSamples, MeansOfTokensLeavePaddingOut) {
       expect_as_without_padding(model, layout, 2, 16, true);
 }
 
+/// What router losses add to each gradient: with means of tokens, or with sums that are divided by
+/// the number of labels, which 5 of 8 tokens have.
+std::map<std::string, at::Tensor> grads_of_router_losses(const Fields& losses, bool averages) {
+  const ParallelState state = ParallelState::single_process();
+  const Step with = step_of(config_of(losses, {}, kTokens, averages), kTokens, state);
+  const Step without = step_of(config_of({}, {}, kTokens, averages), kTokens, state);
+  std::map<std::string, at::Tensor> grads;
+  for (const auto& [name, grad] : with.grads) grads[name] = grad - without.grads.at(name);
+  return grads;
+}
+
+TEST(PaddedSamples, RouterLossesOfAllTokensAreDividedByTheLabels) {
+  for (const Fields& losses : {kAuxLoss, kOfSequences, kOfAll}) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(losses, " ")));
+    const auto means = grads_of_router_losses(losses, true);
+    const auto found = grads_of_router_losses(losses, false);
+    EXPECT_GT(means.at("decoder.layers.0.mlp.router.weight").abs().max().item<double>(), 1e-4);
+    for (const auto& [name, mean] : means)
+      EXPECT_LT((found.at(name) - mean * (8.0 / 5.0)).abs().max().item<double>(), 1e-12) << name;
+  }
+}
+
 TEST(PaddedSamples, APaddingOfAnotherShapeIsRefused) {
   const Config config = config_of(kAuxLoss, {}, kTokens, false);
   GPTModel model(config.model, {.dtype = at::kDouble});

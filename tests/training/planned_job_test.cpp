@@ -80,6 +80,12 @@ TEST(PlannedJob, SixteenRanksCommunicateAsInARun) {
                               layout({kTensor, kSequence, kPipeline, kContext, kExpert})));
 }
 
+TEST(PlannedJob, ReplaysAreLeftOut) {
+  const Config config =
+      config_of({"train.device=cuda", "train.replay_interval=2", "train.deterministic=true"});
+  EXPECT_TRUE(verify_job(config, 2).ok());
+}
+
 TEST(PlannedJob, AConfigurationThatDoesNotFitIsRefused) {
   EXPECT_THROW(verify_job(config_of(layout({kTensor})), 3), ConfigError);
 }

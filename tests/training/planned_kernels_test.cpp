@@ -132,6 +132,28 @@ TEST(PlannedKernels, AttentionInBlocksCountsOnTheCpuToo) {
   }
 }
 
+TEST(PlannedKernels, OnGpusGroupedQueriesReadKeysAndValuesOnce) {
+  const Config config = config_of({"train.precision=bf16", "train.device=cuda",
+                                   "model.hidden_size=64", "model.num_query_groups=2"});
+  const double query = 16 * 64 * 2, key = 16 * 32 * 2, log_sums = 16 * 4 * 4;
+  constexpr double kState = 64;  // of a random number generator, at most
+  const std::string name = "aten::_scaled_dot_product_flash_attention";
+  int64_t forwards = 0, backwards = 0;
+  const JobProgram job = record_job(config, 1, /*kernels=*/true);
+  for (const ProgramKernel& kernel : job.programs.at(0).kernels) {
+    if (kernel.name == name) {
+      EXPECT_NEAR(static_cast<double>(kernel.bytes), 2 * (query + key) + log_sums, kState);
+      ++forwards;
+    }
+    if (kernel.name == name + "_backward") {
+      EXPECT_NEAR(static_cast<double>(kernel.bytes), 4 * (query + key) + log_sums, kState);
+      ++backwards;
+    }
+  }
+  EXPECT_GT(forwards, 0);
+  EXPECT_GT(backwards, 0);
+}
+
 TEST(PlannedKernels, TheOptimizerReadsAndWritesItsState) {
   const Config config = config_of({"train.precision=bf16", "ddp.use_distributed_optimizer=true"});
   for (const int64_t ranks : {1, 2}) {

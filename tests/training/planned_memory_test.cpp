@@ -144,6 +144,20 @@ TEST(PlannedMemory, FormulasCountTheTermsThatAreAddedInFp32) {
   }
 }
 
+TEST(PlannedMemory, OnGpusGroupedQueriesUseKeysAndValuesWithoutCopies) {
+  const auto peak = [](const char* device, int groups) {
+    const Config config =
+        job_of({"train.precision=bf16", fmt::format("train.device={}", device),
+                fmt::format("model.num_query_groups={}", groups), "train.micro_batch_size=4",
+                "model.vocab_size=2000"});  // so that the peak is at the logits
+    return static_cast<double>(recorded_peaks(record_job(config, 1)).front());
+  };
+  // What else differs between the devices does not depend on the groups.
+  const double copies = (peak("cpu", 2) - peak("cuda", 2)) - (peak("cpu", 4) - peak("cuda", 4));
+  const double tokens = 4 * 64, queries = 4 * 16, keys = 2 * 16, bytes = 2, layers = 4;
+  EXPECT_NEAR(copies / (layers * 2 * (queries - keys) * tokens * bytes), 1, 0.05);
+}
+
 TEST(PlannedMemory, WhatIsOffloadedLeavesTheDevice) {
   const auto base = [](const Overrides& more) {
     return with({"train.precision=bf16", "train.device=cuda", "model.num_layers=12",

@@ -86,13 +86,16 @@ TEST_F(ResumeNotesTest, AnotherBatchMovesTheSchedules) {
   EXPECT_EQ(note(2, {}), "");
   EXPECT_EQ(note(1, {"train.micro_batch_size=2"}), "");
   EXPECT_EQ(note(1, {"train.global_batch_size=2"}), "");
-  EXPECT_EQ(note(1, {"train.global_batch_size=2", "train.rampup_batch_size=1 1 100"}), "");
-  EXPECT_EQ(note(1, {"train.step_batch_size_schedule=0:1 100:2"}), "");
+  const std::string constant = "optimizer.lr_decay_style=constant";
+  EXPECT_EQ(note(1, {"train.global_batch_size=2", "train.rampup_batch_size=1 1 100", constant}),
+            "");
+  EXPECT_EQ(note(1, {"train.step_batch_size_schedule=0:1 100:2", constant}), "");
   EXPECT_EQ(note(1, {"checkpoint.finetune=true"}), "");
 }
 
 TEST_F(ResumeNotesTest, AnotherBatchIsToldByTheFieldThatTheRunUses) {
   const std::string steps = "train.step_batch_size_schedule=";
+  const std::string constant = "optimizer.lr_decay_style=constant";  // no note on the decay
   const auto told = [this](const std::string& field, int64_t found, int64_t saved, int64_t after,
                            const std::string& advice = "") {
     return fmt::format(
@@ -101,9 +104,9 @@ TEST_F(ResumeNotesTest, AnotherBatchIsToldByTheFieldThatTheRunUses) {
         field, found, into_, saved, after, found, advice);
   };
   save();
-  EXPECT_EQ(note(1, {steps + "0:1 100:4"}), told("step_batch_size_schedule", 4, 2, 1))
+  EXPECT_EQ(note(1, {steps + "0:1 100:4", constant}), told("step_batch_size_schedule", 4, 2, 1))
       << "which is not allowed beside train.global_batch_size";
-  EXPECT_EQ(note(1, {"train.global_batch_size=8", "train.rampup_batch_size=4 4 100"}),
+  EXPECT_EQ(note(1, {"train.global_batch_size=8", "train.rampup_batch_size=4 4 100", constant}),
             told("global_batch_size", 8, 2, 0))
       << "the batch cannot grow from 4 to 2";
   save({steps + "0:2 4:4"});
@@ -114,6 +117,40 @@ TEST_F(ResumeNotesTest, AnotherBatchIsToldByTheFieldThatTheRunUses) {
   EXPECT_EQ(note(1, {steps + "0:8", "train.micro_batch_size=4"}),
             told("step_batch_size_schedule", 8, 4, 1))
       << "the first step is no multiple of 4";
+}
+
+// Versions that resolved the field for such batches, too, have saved a number.
+TEST_F(ResumeNotesTest, ADecayThatNowEndsWithTheRunIsTold) {
+  const std::string steps = "train.step_batch_size_schedule=0:2 4:4";
+  save({steps, "optimizer.lr_decay_iters=3"});
+  const auto told = [this](const std::string& what, const std::string& advice) {
+    return fmt::format(
+        "optimizer.lr_decay_iters: found unset, in '{}/step_3': 3; {} with the samples of the "
+        "run{}",
+        into_, what, advice);
+  };
+  const std::string grows = "optimizer.weight_decay_incr_style=linear";
+  const std::string keep = "; to keep the decay, use --set optimizer.lr_decay_iters=3";
+  EXPECT_EQ(note(1, {steps}), told("the decay ends", keep));
+  EXPECT_EQ(note(1, {steps, grows}), told("the decay and the weight decay's schedule end", keep));
+  const std::string constant = "optimizer.lr_decay_style=constant";
+  EXPECT_EQ(note(1, {steps, constant, grows}), told("the weight decay's schedule ends", ""));
+  EXPECT_EQ(note(1, {steps, constant}), "");
+  EXPECT_EQ(note(1, {steps, "optimizer.lr_decay_iters=3"}), "");
+  EXPECT_EQ(note(1, {steps, "checkpoint.finetune=true"}), "");
+  save({steps});
+  EXPECT_EQ(note(1, {steps}), "");
+}
+
+// It would have trained 3 iterations of 2 samples; with batches that grow they are 3 samples.
+TEST_F(ResumeNotesTest, ADecayThatBatchesOfChangingSizeMoveIsTold) {
+  save();
+  const std::string ramp_up = "train.rampup_batch_size=1 1 100";
+  EXPECT_EQ(note(1, {"train.global_batch_size=2", ramp_up}),
+            "optimizer.lr_decay_iters: found unset, in '" + into_ +
+                "/step_3': 3; the decay ends with the samples of the run; to keep the decay, use "
+                "--set optimizer.lr_decay_iters=3");
+  EXPECT_EQ(note(1, {"train.global_batch_size=2", ramp_up, "optimizer.lr_decay_iters=3"}), "");
 }
 
 TEST_F(ResumeNotesTest, AnElasticRunKeepsItsBatch) {

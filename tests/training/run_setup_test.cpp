@@ -19,6 +19,7 @@
 #include "lockstep/tests/support/synthetic_text.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
+#include "lockstep/training/run_checkpoints.h"
 #include "lockstep/training/trainer.h"
 
 namespace lockstep {
@@ -146,10 +147,128 @@ TEST(PrepareCuda, GivesEachStreamOfAPipelineAQueue) {
   EXPECT_EQ(variable(queues), "1") << "what the user sets stays";
 }
 
-TEST(CheckSupported, ChecksOfGradientsNeedALossScaleThatDoesNotAdapt) {
-  const auto checked = [](const std::vector<std::string>& fields) {
-    return [fields] { check_supported(parse_config("", "test", fields)); };
+/// A call of check_supported() with `fields`, which parse_config() takes.
+auto checked(const std::vector<std::string>& fields) {
+  return [config = parse_config("", "test", fields)] { check_supported(config); };
+}
+
+TEST(CheckSupported, SettingsOfExpertsNeedExperts) {
+  const std::vector<std::pair<std::string, std::string>> values = {
+      {"moe_router_topk", "4"},
+      {"moe_ffn_hidden_size", "48"},
+      {"moe_layer_freq", "2"},
+      {"moe_shared_expert_intermediate_size", "512"},
+      {"moe_router_score_function", "sigmoid"},
+      {"moe_router_pre_softmax", "true"},
+      {"moe_router_load_balancing_type", "none"},
+      {"moe_aux_loss_coeff", "0.01"},
+      {"moe_z_loss_coeff", "0.001"},
+      {"moe_expert_capacity_factor", "1.5"},
+      {"moe_pad_expert_input_to_capacity", "true"},
+      {"moe_token_dispatcher_type", "allgather"},
+      {"moe_router_enable_expert_bias", "true"},
+      {"moe_router_bias_update_rate", "0.5"},
+      {"moe_router_num_groups", "2"},
+      {"moe_router_group_topk", "1"},
+      {"moe_router_topk_scaling_factor", "2.5"}};
+  for (const auto& [name, value] : values)
+    EXPECT_TRUE(testing::throws_with<ConfigError>(
+        checked({"model." + name + "=" + value}),
+        "model." + name + ": found " + value + ", but model.num_experts is not set; allowed with"));
+  size_t of_experts = 0;
+  for (const ConfigField& field : config_fields())
+    of_experts += field.path.starts_with("model.moe_") ? 1 : 0;
+  EXPECT_EQ(values.size(), of_experts) << "every field is tried";
+
+  const Config dense = parse_config("", "test");
+  EXPECT_NO_THROW(check_supported(parse_config(print_config(dense), "as earlier versions wrote")));
+  EXPECT_NO_THROW(checked({"model.num_experts=4", "model.moe_router_topk=4"})());
+}
+
+TEST(CheckSupported, WhatTheGivenDeviceCannotDo) {
+  for (const std::string graph : {"microbatch", "step"}) {
+    EXPECT_TRUE(testing::throws_with<ConfigError>(
+        checked({"train.device=cpu", "train.cuda_graph=" + graph}),
+        "train.cuda_graph = " + graph + ": found train.device = cpu, allowed: auto, cuda"));
+    for (const std::string device : {"auto", "cuda"})
+      EXPECT_NO_THROW(checked({"train.device=" + device, "train.cuda_graph=" + graph})());
+  }
+  const std::string replay = "train.replay_interval=5";
+  EXPECT_TRUE(testing::throws_with<ConfigError>(
+      checked({"train.device=cuda", replay}),
+      "train.deterministic: found false, allowed with train.replay_interval on a GPU: true"));
+  EXPECT_NO_THROW(checked({"train.device=cuda", replay, "train.deterministic=true"})());
+  for (const std::string device : {"auto", "cpu"})
+    EXPECT_NO_THROW(checked({"train.device=" + device, replay})());
+}
+
+TEST(CheckSupported, SomeLayerHasExperts) {
+  EXPECT_TRUE(testing::throws_with<ConfigError>(
+      checked({"model.num_experts=4", "model.moe_layer_freq=[0, 0]"}),
+      "model.moe_layer_freq: found no layer with experts (0, 0), allowed with model.num_experts"));
+  for (const char* const some : {"[0, 1]", "2", "3"})
+    EXPECT_NO_THROW(
+        checked({"model.num_experts=4", std::string("model.moe_layer_freq=") + some})());
+}
+
+TEST(CheckSupported, TheLearningRateOfFrozenLayersIsRefused) {
+  EXPECT_TRUE(testing::throws_with<ConfigError>(
+      checked({"lora.rank=4", "optimizer.decoupled_lr=0.02", "optimizer.decoupled_min_lr=0.01"}),
+      "optimizer.decoupled_lr: found 0.02, allowed with lora.rank: unset, because the embeddings "
+      "and the output layer are frozen"));
+  EXPECT_NO_THROW(checked({"optimizer.decoupled_lr=0.02"})());
+}
+
+TEST(CheckSupported, AGroupOfMicrobatchesNeedsSeveralChunks) {
+  const std::string layers = "model.num_layers=4";
+  const std::string group = "parallel.microbatch_group_size_per_vp_stage=4";
+  const std::string two = "parallel.pipeline_model_parallel_size=2";
+  const std::string chunks = "parallel.virtual_pipeline_model_parallel_size=";
+  for (const auto& wrong : {checked({layers, group}), checked({layers, group, two})})
+    EXPECT_TRUE(testing::throws_with<ConfigError>(
+        wrong,
+        "parallel.microbatch_group_size_per_vp_stage: found 4, allowed without "
+        "parallel.virtual_pipeline_model_parallel_size: unset, because each rank has one"));
+  for (const char* const number : {"1", "2"})
+    EXPECT_NO_THROW(checked({layers, group, two, chunks + number})());
+}
+
+TEST(CheckSupported, SomeLayerComputesInFp8) {
+  const auto kept = [](const std::string& start, const std::string& end) {
+    return checked({"model.num_layers=3", "train.precision=bf16", "train.fp8=hybrid",
+                    "train.num_layers_at_start_in_bf16=" + start,
+                    "train.num_layers_at_end_in_bf16=" + end});
   };
+  const std::string allowed = "; allowed: together less than model.num_layers (3)";
+  EXPECT_TRUE(testing::throws_with<ConfigError>(
+      kept("1", "2"), "train.num_layers_at_end_in_bf16: found 2, and 1 at the start" + allowed));
+  EXPECT_TRUE(testing::throws_with<ConfigError>(
+      kept("3", "0"), "train.num_layers_at_start_in_bf16: found 3, and 0 at the end" + allowed));
+  EXPECT_NO_THROW(kept("1", "1")());
+  EXPECT_NO_THROW(kept("0", "2")());
+}
+
+TEST(StrongerRouterLosses, AreToldWhereLabelsAreIgnored) {
+  const auto note = [](const std::vector<std::string>& fields) {
+    std::vector<std::string> all = {"model.num_experts=4", "data.chat_template=plain"};
+    all.insert(all.end(), fields.begin(), fields.end());
+    return stronger_router_losses(parse_config("", "test", all));
+  };
+  const std::string aux = "model.moe_aux_loss_coeff=0.01", z = "model.moe_z_loss_coeff=0.001";
+  const std::string sft = "train.task=sft", masked = "data.eod_mask_loss=true";
+  for (const std::string& ignoring : {sft, masked}) {
+    EXPECT_TRUE(note({aux, z, ignoring}).starts_with("model.moe_aux_loss_coeff: router losses "));
+    EXPECT_TRUE(note({z, ignoring}).starts_with("model.moe_z_loss_coeff: router losses "));
+    EXPECT_NE(note({z, ignoring}).find("; ddp.calculate_per_token_loss=false takes means"),
+              std::string::npos);
+    EXPECT_EQ(note({aux, z, ignoring, "ddp.calculate_per_token_loss=false"}), "");
+    EXPECT_EQ(note({aux, z, ignoring, "ddp.average_in_collective=true"}), "");
+    EXPECT_EQ(note({ignoring}), "");
+  }
+  EXPECT_EQ(note({aux, z}), "");
+}
+
+TEST(CheckSupported, ChecksOfGradientsNeedALossScaleThatDoesNotAdapt) {
   for (const std::string field : {"ddp.check_for_nan_in_grad", "ddp.check_for_large_grads"}) {
     EXPECT_TRUE(testing::throws_with<ConfigError>(
         checked({"train.precision=fp16", field + "=true"}),
@@ -161,7 +280,19 @@ TEST(CheckSupported, ChecksOfGradientsNeedALossScaleThatDoesNotAdapt) {
   }
 }
 
-/// Earlier versions trained with such a configuration.
+/// Earlier versions trained with such configurations.
+TEST(CheckSupported, SavedSettingsThatHadNoEffectAreRead) {
+  for (const std::vector<std::string>& fields : std::vector<std::vector<std::string>>{
+           {"model.moe_router_topk=4", "model.moe_shared_expert_intermediate_size=512"},
+           {"model.num_experts=4", "model.moe_layer_freq=[0, 0]"},
+           {"lora.rank=4", "optimizer.decoupled_lr=0.02"},
+           {"train.precision=bf16", "train.fp8=e4m3", "train.num_layers_at_start_in_bf16=2"}}) {
+    const Config config = parse_config("", "test", fields);
+    EXPECT_EQ(print_config(parse_config(print_config(config), "saved")), print_config(config));
+    EXPECT_THROW(check_supported(config), ConfigError);
+  }
+}
+
 TEST(CheckSupported, ACheckpointOfARunThatWouldNowBeRefusedIsReadAndResumed) {
   const testing::TemporaryFolder folder;
   const std::string text = folder.write("text", testing::synthetic_text());
@@ -188,6 +319,28 @@ TEST(CheckSupported, ACheckpointOfARunThatWouldNowBeRefusedIsReadAndResumed) {
   resumed.load(checkpoint, /*weights_only=*/false);
   EXPECT_EQ(resumed.iteration(), 1);
   EXPECT_EQ(resumed.train_step().iteration, 2);
+}
+
+/// Nothing read them, so they need not be what they were.
+TEST(CheckSupported, ADenseRunResumesWithoutTheSettingsOfExpertsThatItHad) {
+  const testing::TemporaryFolder folder;
+  const std::string into = folder.path() / "saved";
+  const Config config = parse_config(
+      "model { num_layers: 1 hidden_size: 16 num_attention_heads: 4 seq_length: 16 "
+      "moe_router_topk: 4 } "
+      "train { global_batch_size: 2 micro_batch_size: 1 train_iters: 2 eval_iters: 0 }",
+      "test",
+      {"data.path=" + folder.write("text", testing::synthetic_text()), "checkpoint.load=" + into});
+  const Config without = parse_config(print_config(config), "config", {"model.moe_router_topk=2"});
+  const ParallelState state = ParallelState::single_process();
+  Trainer trainer(without, state);
+  trainer.train_step();
+  CheckpointSaver(state, {.folder = into})
+      .save(trainer.state(/*with_optimizer=*/true), trainer.progress(), config);
+  Trainer resumed(without, state);
+  RunCheckpoints checkpoints(without.checkpoint, "", state);
+  checkpoints.load(resumed);
+  EXPECT_EQ(resumed.iteration(), 1);
 }
 
 TEST(UnusedGpus, AreToldWhereARunTakesTheCpuByItself) {

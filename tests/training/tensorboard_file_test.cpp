@@ -141,5 +141,39 @@ TEST(TensorBoardFile, ADiskThatIsFullIsToldOnceAndLeavesWholeRecords) {
   EXPECT_EQ(events_in(folder.read(std::filesystem::path(file.path()).filename())).back().step(), 1);
 }
 
+TEST(TensorBoardFile, GoingBackBeginsAnotherFile) {
+  const testing::TemporaryFolder folder;
+  TensorBoardFile file(folder.path(), 1);
+  const std::filesystem::path first = file.path();
+  EXPECT_EQ(file.write(1, {}), "");
+  EXPECT_EQ(file.write(2, {}), "");
+  EXPECT_EQ(file.go_back(2), "");
+  EXPECT_EQ(file.write(2, {}), "");
+  EXPECT_GT(file.path(), first.string());
+  EXPECT_EQ(events_in(folder.read(first.filename())).size(), 4u);
+  const std::vector<Event> events =
+      events_in(folder.read(std::filesystem::path(file.path()).filename()));
+  ASSERT_EQ(events.size(), 3u);
+  EXPECT_EQ(events[1].session_log().status(), tensorboard::SessionLog::START);
+  EXPECT_EQ(events[1].step(), 2);
+  EXPECT_EQ(events[2].step(), 2);
+}
+
+TEST(TensorBoardFile, AFileThatCannotBeBegunAnewIsToldOnce) {
+  const testing::TemporaryFolder folder;
+  const std::filesystem::path events = folder.path() / "events";
+  TensorBoardFile file(events, 1);
+  std::filesystem::remove_all(events);
+  folder.write("events", "a file where the folder was");
+  const std::string told = file.go_back(1);
+  EXPECT_TRUE(told.starts_with("train.tensorboard: ")) << told;
+  EXPECT_NE(told.find(events.string()), told.npos) << told;
+  EXPECT_EQ(file.write(1, {}), "");
+  std::filesystem::remove(events);  // there is room again
+  EXPECT_EQ(file.go_back(1), "");
+  EXPECT_EQ(file.write(1, {}), "");
+  EXPECT_FALSE(std::filesystem::exists(events));
+}
+
 }  // namespace
 }  // namespace lockstep

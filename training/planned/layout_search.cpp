@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
 #include "lockstep/parallel_state/job_program.h"
 #include "lockstep/parallel_state/order_proof.h"
 #include "lockstep/planner/layout_estimate.h"
@@ -117,6 +118,19 @@ class Search {
     return fitting;
   }
 
+  /// visit_layouts() has not seen variations.
+  bool is_legal(const JobLayout& layout) const {
+    try {
+      const Config config = with_layout(config_, layout);
+      validate(config);
+      check_supported(config);
+      check_layout(config, options_.space.world_size);
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  }
+
   int64_t peak_bytes(const Config& config) const {
     int64_t most = 0;
     for (const StageMemory& stage : plan_memory(config, options_.space.world_size).stages)
@@ -185,7 +199,8 @@ class Search {
       variations.push_back({other, one.estimated_s});
     }
     for (const Estimated& variation : variations)
-      if (fits(with_layout(config_, variation.layout))) (void)simulate(variation);
+      if (is_legal(variation.layout) && fits(with_layout(config_, variation.layout)))
+        (void)simulate(variation);
     // Some variations change nothing, such as bucket sizes of sharded parameters.
     const auto changes_nothing = [&](const SimulatedLayout& one) {
       return std::any_of(result_.best.begin(), result_.best.end(), [&](const auto& other) {

@@ -53,10 +53,10 @@ struct LayoutSearch {
 /// fit the memory according to plan_memory(), it simulates and verifies the first `num_simulated`,
 /// but no more than two that differ only in recomputation, sharding and instances. The next ones
 /// take the places of those that turn out to be refused, until four times as many are simulated.
-/// For the fastest three it also simulates other schedules and bucket sizes, unless these are kept.
-/// `load` returns the configuration with overrides, as the program would use it for training.
-/// ConfigError as for visit_layouts(), if check_supported() refuses all layouts, and if the machine
-/// has no link between hosts.
+/// For the fastest three it also simulates other schedules and bucket sizes, unless these are kept
+/// or not legal. `load` returns the configuration with overrides, as the program would use it for
+/// training. ConfigError as for visit_layouts(), if check_supported() refuses all layouts, and if
+/// the machine has no link between hosts.
 LayoutSearch search_layouts(const std::function<Config(const std::vector<std::string>&)>& load,
                             const LayoutSearchOptions& options, const Machine& machine);
 

@@ -58,6 +58,7 @@ Config planned_config(const Config& given, int64_t world_size) {
   config.checkpoint = {};
   config.train.cuda_graph = CudaGraph::none;
   config.train.deterministic = false;
+  config.train.replay_interval.reset();
   config.train.eval_iters = std::min<int64_t>(config.train.eval_iters, 1);
   return config;
 }

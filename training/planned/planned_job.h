@@ -22,10 +22,11 @@ enum class PlannedTasks {
 /// with one global batch, the one that a schedule of batch sizes ends with. Data are synthetic
 /// sequences without documents, whatever the task. What the host reads is planned: losses, norms
 /// and flags are 0, and all experts get the same number of tokens. Left out are CUDA graphs, which
-/// communicate the same as the steps that they record, and reading or writing checkpoints. With
-/// train.device = auto operators and the sizes of allocations are those of a GPU, but the padding
-/// of the vocabulary is that of the CPU and nothing is offloaded, as plan_memory() assumes. What is
-/// offloaded to the host counts neither as memory nor as work of the device, nor do its copies.
+/// communicate the same as the steps that they record, replays, and reading or writing checkpoints.
+/// With train.device = auto operators and the sizes of allocations are those of a GPU, but the
+/// padding of the vocabulary is that of the CPU and nothing is offloaded, as plan_memory() assumes.
+/// What is offloaded to the host counts neither as memory nor as work of the device, nor do its
+/// copies.
 ///
 /// One rank of each class is run. Ranks of one pipeline stage do the same, with two exceptions.
 /// With the distributed optimizer a rank finishes only the gradients of its shard, and Muon updates

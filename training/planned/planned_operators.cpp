@@ -147,6 +147,13 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(
     const Tensor& /*out*/, const Tensor& /*sums*/, const Tensor& /*cum_q*/, const Tensor& /*cum_k*/,
     c10::SymInt /*max_q*/, c10::SymInt /*max_k*/, double /*dropout*/, bool /*causal*/,
     const Tensor& /*seed*/, const Tensor& /*offset*/, std::optional<double> /*scale*/) {
+  // With grouped queries the kernel makes gradients for each query head before it adds them up.
+  Tensor of_keys, of_values;
+  if (key.size(1) != query.size(1)) {
+    of_keys = at::empty({key.size(0), key.size(2), query.size(1), key.size(3)}, key.options());
+    of_values =
+        at::empty({value.size(0), value.size(2), query.size(1), value.size(3)}, value.options());
+  }
   return {like_heads(query), like_heads(key), like_heads(value)};
 }
 
@@ -170,7 +177,7 @@ std::tuple<Tensor, Tensor, Tensor> cpu_flash_backward(const Tensor& /*grad*/, co
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
                  const std::optional<Tensor>& mask, double dropout, bool causal,
                  std::optional<double> scale, bool grouped) {
-  if ((mask && mask->defined()) || dropout > 0 || grouped)
+  if ((mask && mask->defined()) || dropout > 0)
     return std::get<0>(at::_scaled_dot_product_attention_math(
         query, key, value, mask, dropout, causal, /*dropout_mask=*/std::nullopt, scale, grouped));
   return std::get<0>(at::_scaled_dot_product_flash_attention(query, key, value, dropout, causal,

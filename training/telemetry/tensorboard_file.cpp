@@ -70,12 +70,17 @@ std::string name_of_file(const std::string& folder) {
 
 }  // namespace
 
-TensorBoardFile::TensorBoardFile(const std::string& folder, int64_t first_step) {
+TensorBoardFile::TensorBoardFile(const std::string& folder, int64_t first_step) : folder_(folder) {
+  begin(first_step);
+}
+
+void TensorBoardFile::begin(int64_t first_step) {
+  close();
   std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  require<FileError>(!error, "train.tensorboard: folder '{}' cannot be created: {}", folder,
+  std::filesystem::create_directories(folder_, error);
+  require<FileError>(!error, "train.tensorboard: folder '{}' cannot be created: {}", folder_,
                      error.message());
-  path_ = folder + "/" + name_of_file(folder);
+  path_ = folder_ + "/" + name_of_file(folder_);
   do file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
   while (file_ < 0 && errno == EINTR);
   tensorboard::Event version, start;
@@ -86,11 +91,28 @@ TensorBoardFile::TensorBoardFile(const std::string& folder, int64_t first_step) 
   start.mutable_session_log()->set_status(tensorboard::SessionLog::START);
   if (file_ >= 0 && append(record_of(version) + record_of(start))) return;
   const int reason = errno;
-  if (file_ >= 0) ::close(file_);
+  close();
   fail<FileError>("train.tensorboard: '{}' cannot be written: {}", path_, std::strerror(reason));
 }
 
-TensorBoardFile::~TensorBoardFile() { ::close(file_); }
+TensorBoardFile::~TensorBoardFile() { close(); }
+
+void TensorBoardFile::close() {
+  if (file_ >= 0) ::close(file_);
+  file_ = -1;
+  size_ = 0;
+}
+
+std::string TensorBoardFile::go_back(int64_t first_step) {
+  if (failed_) return "";
+  try {
+    begin(first_step);
+    return "";
+  } catch (const FileError& error) {
+    failed_ = true;
+    return error.what();
+  }
+}
 
 std::string TensorBoardFile::write(int64_t step, const std::vector<Scalar>& scalars) {
   if (failed_) return "";

@@ -29,13 +29,22 @@ class TensorBoardFile {
   /// written, and the one call that hits this returns what to tell the user. All others return "".
   std::string write(int64_t step, const std::vector<Scalar>& scalars);
 
+  /// The run repeats the steps from `first_step` on: they go to a new file, begun as by the
+  /// constructor. If that is impossible, nothing further is written, as when write() fails, and
+  /// this call returns what to tell the user. All others return "".
+  std::string go_back(int64_t first_step);
+
   const std::string& path() const { return path_; }
 
  private:
   /// Whether all of `record` is in the file; if not, none of it.
   bool append(const std::string& record);
 
-  std::string path_;
+  /// Closes the file, if one is open, and begins the next one.
+  void begin(int64_t first_step);
+  void close();
+
+  std::string folder_, path_;
   int file_ = -1;
   int64_t size_ = 0;  ///< bytes of whole records
   bool failed_ = false;
