@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/config_rules.h"
 
 namespace lockstep {
 
@@ -93,6 +94,15 @@ std::string check_probability(const std::string& text) {
   const double found = parse_number(text).value_or(0);
   const bool good = found > 0 && found <= 1;
   return good ? "" : fmt::format("found '{}', allowed: a number > 0 and <= 1", text);
+}
+
+std::string check_timeout(const std::string& text) {
+  const double found = parse_number(text).value_or(0);
+  const bool good = found >= kShortestTimeout && found <= kLongestTimeout;
+  return good
+             ? ""
+             : fmt::format("found '{}', allowed: a number of seconds from {} to {:.0f} (100 years)",
+                           text, kShortestTimeout, kLongestTimeout);
 }
 
 std::string check_path(const std::string& text) {

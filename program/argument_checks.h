@@ -32,6 +32,9 @@ std::string check_not_negative(const std::string& text);
 /// Checks a finite number that is more than 0 and at most 1.
 std::string check_probability(const std::string& text);
 
+/// Checks a timeout in seconds, within the bounds of parallel.distributed_timeout_seconds.
+std::string check_timeout(const std::string& text);
+
 /// Checks a path, which must not be empty.
 std::string check_path(const std::string& text);
 

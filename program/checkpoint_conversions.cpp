@@ -60,15 +60,18 @@ void add_checkpoint_conversions(CLI::App& checkpoint) {
   to_files->add_option("--dtype", arguments->dtype, "Dtype of the written weights: bf16, fp32")
       ->capture_default_str()
       ->check(CLI::IsMember({"bf16", "fp32"}));
+  CLI::Option* const shards = to_files->add_option(
+      "--max-shard-size", arguments->max_shard_size,
+      "Maximum bytes of tensors in a file, in units of 1000 (KB, MB, GB, TB) or 1024 (KiB, ...). "
+      "Larger models are written as several files and an index");
+  shards->capture_default_str();
   to_files
-      ->add_option("--max-shard-size", arguments->max_shard_size,
-                   "Maximum bytes of tensors in a file, in units of 1000 (KB, MB, GB, TB) or 1024 "
-                   "(KiB, ...). Larger models are written as several files and an index")
-      ->capture_default_str();
-  to_files->add_flag(
-      "--adapters", arguments->adapters,
-      "Write only the low-rank adapters, as adapter_model.safetensors and adapter_config.json for "
-      "Hugging Face's peft. Without this option they are merged into the model's weights");
+      ->add_flag(
+          "--adapters", arguments->adapters,
+          "Write only the low-rank adapters, as adapter_model.safetensors and adapter_config.json "
+          "for Hugging Face's peft, which reads them from one file. Without this option they are "
+          "merged into the model's weights")
+      ->excludes(shards);
   to_files->callback([arguments] { run_export(*arguments); });
   CLI::App* const from_files = add_conversion(
       checkpoint, "import",

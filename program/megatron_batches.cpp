@@ -3,9 +3,11 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_rules.h"
+#include "lockstep/core/integers.h"
 #include "lockstep/datasets/batch_sizes.h"
 #include "lockstep/program/megatron_rules.h"
 
@@ -28,25 +30,24 @@ std::string rampup_of(const Settings& s) {
 }
 
 /// Iterations until `samples` have been consumed while the batch grows, as Megatron Core counts
-/// them: whole batches after the growth. Unset: `rampup` is not a growth to `global`, or takes too
-/// long.
+/// them: whole batches after the growth. Unset: `rampup` is not a growth to `global`, or its sizes
+/// are too many.
 std::optional<int64_t> growing_iterations(int64_t samples, int64_t global,
                                           const std::string& rampup) {
-  constexpr int64_t kMostIterations = 100'000'000;  // of the growth, which are counted one by one
+  constexpr int64_t kMostSizes = 100'000;  // which are counted one by one
   TrainConfig train;
   train.micro_batch_size = 1;
   train.global_batch_size = global;
   train.rampup_batch_size = rampup;
   try {
+    const BatchRampUp ramp = parse_rampup_batch_size(rampup);
+    if ((global - ramp.start) / ramp.increment > kMostSizes) return std::nullopt;
     const BatchSchedule batches(train, /*data_parallel_size=*/1);
-    const int64_t growth = parse_rampup_batch_size(rampup).samples;
-    int64_t consumed = 0, iterations = 0;
-    for (; consumed <= std::min(growth, samples); ++iterations) {
-      if (iterations == kMostIterations) return std::nullopt;
-      consumed += batches.at(consumed).global;
-    }
-    return iterations + std::max<int64_t>(samples - consumed, 0) / global;
-  } catch (const ConfigError&) {
+    const int64_t last = std::min(ramp.samples, samples);
+    const int64_t iterations = batches.iterations_until(checked_add(last, 1, "--train-samples"));
+    const int64_t rest = samples - batches.samples_of(iterations);
+    return iterations + std::max<int64_t>(rest, 0) / global;
+  } catch (const Error&) {
     return std::nullopt;  // said once the configuration is checked
   }
 }
@@ -67,6 +68,14 @@ void count_growth(Settings& s, int64_t global) {
                    static_cast<double>(samples) / static_cast<double>(global));
 }
 
+/// Without --lr-decay-iters Megatron-LM's decay lasts for --train-iters whole batches, even while
+/// the batch grows; here an unset decay ends with the run.
+void decay_over_full_batches(Settings& s) {
+  const int64_t iterations = *s.integer("--train-iters");
+  if (iterations > 0 && !s.found("optimizer.lr_decay_iters"))
+    s.set("optimizer.lr_decay_iters", iterations);
+}
+
 void apply_samples(Settings& s) {
   s.exclude("--train-iters", "--train-samples");
   s.exclude("--lr-warmup-fraction", "--lr-warmup-iters");
@@ -85,6 +94,7 @@ void apply_samples(Settings& s) {
   if (s.found("train.train_iters") && s.has("--train-samples") && s.has("--rampup-batch-size"))
     count_growth(s, *batch);
   in_iterations("--lr-decay-samples", "optimizer.lr_decay_iters", /*floors=*/false);
+  if (s.has("--train-iters") && s.has("--rampup-batch-size")) decay_over_full_batches(s);
   in_iterations("--lr-wsd-decay-samples", "optimizer.lr_wsd_decay_iters", /*floors=*/false);
   in_iterations("--lr-warmup-samples", "optimizer.lr_warmup_iters", /*floors=*/false);
   const auto fraction = s.number("--lr-warmup-fraction");
@@ -144,11 +154,37 @@ void apply_batch_sizes(Settings& s) {
   s.set("train.step_batch_size_schedule", steps);
 }
 
+/// Notes the schedules that count other batches than Megatron-LM's where the batch changes size.
+void note_schedules(Settings& s) {
+  const bool steps = s.has("--step-batch-size-schedule");
+  if (!steps && !s.has("--rampup-batch-size")) return;
+  const char* const flag = steps ? "--step-batch-size-schedule" : "--rampup-batch-size";
+  const char* const theirs = steps ? "micro-batch-size x data-parallel size" : "global-batch-size";
+  std::vector<std::string> given, ending;
+  for (const char* field : {"lr_warmup_iters", "lr_decay_iters", "lr_wsd_decay_iters"})
+    if (s.found(fmt::format("optimizer.{}", field))) given.emplace_back(field);
+  if (steps && !given.empty())
+    s.note(flag, fmt::format("optimizer.{} count{} batches of the last step here; Megatron-LM "
+                             "counts {}",
+                             fmt::join(given, ", "), given.size() == 1 ? "s" : "", theirs));
+  if (!s.has("--train-iters")) return;
+  if (!s.found("optimizer.lr_decay_iters") &&
+      s.found("optimizer.lr_decay_style").value_or("") != "constant")
+    ending.emplace_back("the decay of the learning rate");
+  if (s.found("optimizer.weight_decay_incr_style").value_or("constant") != "constant")
+    ending.emplace_back("the schedule of the weight decay");
+  if (!ending.empty())
+    s.note(flag, fmt::format("{} end{} with the run here; in Megatron-LM after train-iters batches "
+                             "of {}",
+                             fmt::join(ending, " and "), ending.size() == 1 ? "s" : "", theirs));
+}
+
 }  // namespace
 
 void apply_batches(MegatronSettings& settings) {
   apply_batch_sizes(settings);
   apply_samples(settings);
+  note_schedules(settings);
 }
 
 }  // namespace lockstep

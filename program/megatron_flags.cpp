@@ -1,5 +1,7 @@
 #include "lockstep/program/megatron_flags.h"
 
+#include <algorithm>
+
 #include "lockstep/core/check.h"
 #include "lockstep/core/nearest_name.h"
 #include "lockstep/program/megatron_flag_table.h"
@@ -9,22 +11,40 @@
 namespace lockstep {
 namespace {
 
-const MegatronFlag& known_flag(const std::string& name) {
-  if (const MegatronFlag* const flag = find_megatron_flag(name)) return *flag;
+std::vector<std::string> known_names() {
   std::vector<std::string> names;
   for (const auto table : {megatron_flags_with_field(), megatron_flags_without_field()})
     for (const MegatronFlag& flag : table)
       if (!flag.name.ends_with('*')) names.emplace_back(flag.name);
-  fail<ConfigError>("unknown flag '{}'{}", name,
-                    did_you_mean(nearest_names(name, names),
-                                 "; `lockstep megatron-flags --list` lists those that are known"));
+  return names;
+}
+
+/// "unknown flags '--a', '--num-layer'; did you mean '--num-layers'?"; empty if all are known.
+std::string unknown_flags(const std::vector<GivenFlag>& flags) {
+  const std::vector<std::string> known = known_names();
+  std::vector<std::string> unknown, nearest;
+  const auto add = [](std::vector<std::string>& names, const std::string& name) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  };
+  for (const GivenFlag& flag : flags) {
+    if (find_megatron_flag(flag.name)) continue;
+    add(unknown, flag.name);
+    for (const std::string& name : nearest_names(flag.name, known)) add(nearest, name);
+  }
+  if (unknown.empty()) return "";
+  return fmt::format("unknown flag{} '{}'{}", unknown.size() == 1 ? "" : "s",
+                     fmt::join(unknown, "', '"),
+                     did_you_mean(nearest,
+                                  "; `lockstep megatron-flags --list` lists those that "
+                                  "are known"));
 }
 
 void check_values(const GivenFlag& given) {
-  const MegatronFlag& flag = known_flag(given.name);
+  const MegatronFlag* const flag = find_megatron_flag(given.name);
+  if (!flag) return;
   const size_t count = given.values.size();
-  const bool counts = flag.use == FlagUse::copied || flag.use == FlagUse::derived;
-  switch (flag.values) {
+  const bool counts = flag->use == FlagUse::copied || flag->use == FlagUse::derived;
+  switch (flag->values) {
     case FlagValues::none:
       return require<ConfigError>(count == 0, "{}: found the value '{}', allowed: none", given.name,
                                   count ? given.values[0] : "");
@@ -38,13 +58,14 @@ void check_values(const GivenFlag& given) {
 }
 
 void apply(const GivenFlag& given, MegatronSettings& settings) {
-  const MegatronFlag& flag = known_flag(given.name);
-  const std::string field(flag.field), remark(flag.remark);
-  switch (flag.use) {
+  const MegatronFlag* const flag = find_megatron_flag(given.name);
+  if (!flag) return;
+  const std::string field(flag->field), remark(flag->remark);
+  switch (flag->use) {
     case FlagUse::copied:
       return settings.copy(given.name, field);
     case FlagUse::sets:
-      return settings.set(field, std::string(flag.value));
+      return settings.set(field, std::string(flag->value));
     case FlagUse::unneeded:
       return settings.note(given.name, "not needed: " + remark);
     case FlagUse::missing:
@@ -88,7 +109,9 @@ MegatronConversion convert_megatron_flags(const std::vector<GivenFlag>& flags) {
     settings.set(std::string(value.field), std::string(value.value));
   for (const GivenFlag& flag : flags) apply(flag, settings);
   apply_megatron_rules(settings);
-  return settings.result();
+  MegatronConversion conversion = settings.result();
+  conversion.unknown = unknown_flags(flags);
+  return conversion;
 }
 
 std::string megatron_flags_markdown() {

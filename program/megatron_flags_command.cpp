@@ -44,12 +44,17 @@ void convert(const MegatronFlagsArguments& arguments) {
   const MegatronConversion conversion = convert_megatron_flags(read_megatron_flags(words));
   std::cout << conversion.text;
   for (const std::string& note : conversion.notes) std::cerr << note + "\n";
+  std::vector<std::string> faults;
+  if (!conversion.unknown.empty()) faults.push_back(conversion.unknown);
   try {
     parse_config(conversion.text, "the configuration built from the flags");
   } catch (const ConfigError& error) {
-    flush_standard_output("megatron-flags");
-    fail<ConfigError>("{}; the configuration is printed anyway, for you to edit", error.what());
+    faults.emplace_back(error.what());
   }
+  if (faults.empty()) return;
+  flush_standard_output("megatron-flags");
+  fail<ConfigError>("{} (the configuration is printed anyway, for you to edit)",
+                    fmt::join(faults, "; "));
 }
 
 }  // namespace
@@ -73,8 +78,8 @@ void add_megatron_flags_command(CLI::App& program) {
       "Prints the configuration on standard output and, on standard error, each flag that has no "
       "counterpart, with the reason. Defaults of Megatron-LM that differ from Lockstep's are "
       "written out, so that the run is the same.\n"
-      "Exit status 2: an unknown flag, a value that cannot be read, or a configuration that "
-      "Lockstep refuses.");
+      "Exit status 2: unknown flags, which are all named, or a configuration that Lockstep "
+      "refuses; it is printed anyway. Also a value that cannot be read.");
   command->callback([arguments] {
     if (arguments->list)
       std::cout << megatron_flags_markdown();

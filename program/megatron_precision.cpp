@@ -1,4 +1,6 @@
+#include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <string>
 
 #include "lockstep/core/check.h"
@@ -18,7 +20,9 @@ void apply_delayed_scaling(Settings& s) {
 
 using Flags = std::initializer_list<const char*>;
 constexpr Flags kOfDelayed = {"--fp8-margin", "--fp8-amax-history-len", "--fp8-amax-compute-algo"};
-constexpr Flags kOfLayers = {"--num-layers-at-start-in-bf16", "--num-layers-at-end-in-bf16"};
+constexpr const char* kAtStart = "--num-layers-at-start-in-bf16";
+constexpr const char* kAtEnd = "--num-layers-at-end-in-bf16";
+constexpr Flags kOfLayers = {kAtStart, kAtEnd};
 
 void note_unneeded(Settings& s, Flags flags, const std::string& reason) {
   for (const char* const flag : flags)
@@ -46,9 +50,14 @@ void apply_fp8(Settings& s) {
   apply_fp8_recipe(s);
   if (!s.has("--first-last-layers-bf16"))
     return note_unneeded(s, kOfLayers, "without --first-last-layers-bf16");
-  for (const char* const end : {"start", "end"})
-    s.set(fmt::format("train.num_layers_at_{}_in_bf16", end),
-          s.integer(fmt::format("--num-layers-at-{}-in-bf16", end)).value_or(1));
+  const int64_t start = s.integer_or(kAtStart, 1), end = s.integer_or(kAtEnd, 1);
+  s.set("train.num_layers_at_start_in_bf16", start);
+  s.set("train.num_layers_at_end_in_bf16", end);
+  const int64_t layers = s.integer_or("--num-layers", std::numeric_limits<int64_t>::max());
+  if (start >= layers || (start >= 0 && end >= layers - start))
+    s.note("--first-last-layers-bf16",
+           fmt::format("leaves none of the {} layers for --fp8-format, which `train` refuses",
+                       layers));
 }
 
 }  // namespace
@@ -63,9 +72,6 @@ void apply_precision(MegatronSettings& s) {
   const bool adapts = fp16 && !s.has("--loss-scale");
   if (!s.has("--no-check-for-nan-in-loss-and-grad") && !adapts)
     s.set("ddp.check_for_nan_in_grad", true);
-  require<ConfigError>(!s.has("--check-for-large-grads") || !adapts,
-                       "--check-for-large-grads: allowed with --fp16 only together with "
-                       "--loss-scale, because a dynamic loss scale makes gradients overflow");
   apply_fp8(s);
 }
 

@@ -10,6 +10,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/pipeline/stage_layout.h"
+#include "lockstep/program/megatron_flag_table.h"
 
 namespace lockstep {
 namespace {
@@ -19,10 +20,8 @@ using Settings = MegatronSettings;
 void apply_activation(Settings& s) {
   s.exclude("--swiglu", "--squared-relu");
   s.exclude("--swiglu", "--quick-geglu");
-  if (s.has("--swiglu"))
-    s.set("model.activation", std::string("swiglu"));
-  else
-    s.set("model.activation", std::string(s.has("--no-bias-gelu-fusion") ? "gelu" : "gelu_tanh"));
+  const bool fused = !s.has("--no-bias-gelu-fusion") && !s.has("--disable-bias-linear");
+  s.set("model.activation", s.has("--swiglu") ? "swiglu" : fused ? "gelu_tanh" : "gelu");
   const auto hidden = s.integer("--hidden-size");
   if (s.has("--ffn-hidden-size"))
     s.copy("--ffn-hidden-size", "model.ffn_hidden_size");
@@ -109,13 +108,27 @@ void apply_attention(Settings& s) {
                        *length, *rows));
 }
 
+/// In a dense model Megatron-LM ignores most of these flags; `train` refuses their fields there.
+void leave_out_experts(Settings& s) {
+  for (const MegatronFlag& row : megatron_flags_with_field()) {
+    const std::string flag(row.name);
+    if (!row.field.starts_with("model.moe_") || !s.has(flag)) continue;
+    s.unset(std::string(row.field));
+    s.note(flag, "not needed: without --num-experts there are no experts");
+  }
+}
+
 void apply_experts(Settings& s) {
+  if (!s.integer("--num-experts")) return leave_out_experts(s);
+  if (const auto policy = s.value("--moe-token-drop-policy"))
+    s.note("--moe-token-drop-policy",
+           std::string(*policy == "probs" ? "not needed" : "not there") +
+               ": experts keep the tokens with the largest weights, as with probs");
   if (s.number("--moe-expert-capacity-factor").value_or(1) < 0) {
     s.unset("model.moe_expert_capacity_factor");
     s.note("--moe-expert-capacity-factor",
            "left out: below 0 it means no limit, which is the default here");
   }
-  if (!s.integer("--num-experts")) return;
   s.set("model.moe_token_dispatcher_type", std::string("allgather"));
   if (s.has("--moe-token-dispatcher-type"))
     s.copy("--moe-token-dispatcher-type", "model.moe_token_dispatcher_type");
@@ -130,6 +143,7 @@ void apply_experts(Settings& s) {
 
 void apply_pipeline(Settings& s) {
   constexpr const char* kLayout = "--pipeline-model-parallel-layout";
+  constexpr const char* kGroup = "--microbatch-group-size-per-virtual-pipeline-stage";
   s.exclude("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank");
   s.exclude(kLayout, "--num-layers-per-virtual-pipeline-stage");
   s.exclude(kLayout, "--num-virtual-stages-per-pipeline-rank");
@@ -151,8 +165,12 @@ void apply_pipeline(Settings& s) {
     } catch (const ConfigError& error) {
       fail<ConfigError>("{}: {}", kLayout, error.what());
     }
-  if (chunks <= 1) return;
+  if (chunks <= 1) {
+    if (s.has(kGroup)) s.note(kGroup, "not needed: without virtual stages it has no effect");
+    return;
+  }
   s.set("parallel.virtual_pipeline_model_parallel_size", chunks);
+  if (s.has(kGroup)) s.copy(kGroup, "parallel.microbatch_group_size_per_vp_stage");
   if (s.has("--overlap-param-gather") && !s.has("--no-align-param-gather"))
     s.set("ddp.align_param_gather", true);
 }
@@ -247,9 +265,22 @@ void apply_data_paths(Settings& s) {
     s.note("--test-data-path", "not there: data.test_path needs data.valid_path");
 }
 
+/// Ids that Megatron-LM's preprocess_data.py has and `lockstep data build` has not.
+void note_added_tokens(Settings& s, const std::string& kind) {
+  if (kind == "HuggingFaceTokenizer" && !s.has("--tokenizer-hf-no-include-special-tokens"))
+    s.note("--tokenizer-type",
+           "Megatron-LM, except 0.15 to 0.16.1, adds the tokens of the tokenizer's post_processor "
+           "to each document, such as one for its beginning; `lockstep data build` does not");
+  if (kind == "Llama2Tokenizer")
+    s.note("--tokenizer-type",
+           "Megatron-LM up to 0.14, and up to 0.16.1 with --legacy-tokenizer, puts the tokenizer's "
+           "beginning-of-text token before each document; `lockstep data build` does not");
+}
+
 void apply_tokenizer(Settings& s) {
   if (s.has("--vocab-size")) s.copy("--vocab-size", "model.vocab_size");
   const std::string kind = s.value("--tokenizer-type").value_or("GPT2BPETokenizer");
+  note_added_tokens(s, kind);
   const std::string unknown =
       "the tokenizer's number of ids is not among the flags; set model.vocab_size";
   if (kind == "GPT2BPETokenizer") {

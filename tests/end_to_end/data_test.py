@@ -243,6 +243,39 @@ class Data(EndToEnd):
         result, _ = self.train(self.folder / "text", "train.rampup_batch_size=2,2,20")
         self.assert_failed(result, 2, "train.rampup_batch_size: found '2,2,20', allowed: START")
 
+    def test_the_schedules_end_with_the_samples_of_the_run(self):
+        self.config.write_text(self.config.read_text().replace("global_batch_size: 8", ""))
+        for batches, consumed in (
+                (["train.rampup_batch_size=2 2 20", "train.global_batch_size=8"],
+                 [2, 4, 6, 8, 12, 16, 22, 30, 38, 46, 54, 62]),
+                (["train.step_batch_size_schedule=0:8 24:2"],
+                 [8, 16, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42])):
+            result, output = self.train(self.folder / "text", *batches, "train.eval_iters=0",
+                                        "optimizer.lr_decay_style=linear")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertNotIn(b"optimizer.lr_decay_iters", result.stderr)
+            lines = metrics(output)[0]
+            self.assertEqual([line["consumed_samples"] for line in lines], consumed)
+            for line, before in zip(lines, [0] + consumed):
+                self.assertAlmostEqual(line["learning_rate"], 0.01 * (1 - before / consumed[-1]),
+                                       delta=1e-15)
+
+    def test_iterations_that_count_other_batches_are_told(self):
+        self.config.write_text(self.config.read_text().replace("global_batch_size: 8", ""))
+        # 12 batches of 2 are the first three of 8.
+        result, output = self.train(self.folder / "text", "train.step_batch_size_schedule=0:8 24:2",
+                                    "optimizer.lr_decay_style=linear", "train.eval_iters=0",
+                                    "optimizer.lr_decay_iters=12")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn(b"optimizer.lr_decay_iters is 12 and train.train_iters 12: after iteration 3 "
+                      b"the learning rate stays at optimizer.min_lr (0)\n", result.stderr)
+        self.assertIn(b"optimizer.lr_decay_iters = 12 counts batches of 2: with "
+                      b"train.step_batch_size_schedule the decay takes 3 iterations\n",
+                      result.stderr)
+        rates = [line["learning_rate"] for line in metrics(output)[0]]
+        self.assertEqual(rates[3:], [0] * 9)
+        self.assertAlmostEqual(rates[2], 0.01 / 3, delta=1e-15)
+
     def test_the_batch_changes_at_given_samples(self):
         text, schedule = self.folder / "text", "train.step_batch_size_schedule=0:2 6:4 14:8"
         result, _ = self.train(text, schedule)

@@ -77,6 +77,17 @@ class FineTuning(EndToEnd):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertNotIn(b"optimizer.lr_decay_iters is", result.stderr)
 
+    def test_stronger_router_losses_are_told(self):
+        for per_token in ("true", "false"):
+            result = self.train("out", "train.train_iters=1", "train.eval_iters=0",
+                                "model.num_experts=2", "model.moe_aux_loss_coeff=0.01",
+                                f"ddp.calculate_per_token_loss={per_token}")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            note = (b"model.moe_aux_loss_coeff: router losses count all tokens and are divided by "
+                    b"those with loss, as in Megatron Core, so fewer labels make them stronger; "
+                    b"ddp.calculate_per_token_loss=false takes means over all tokens\n")
+            self.assertEqual(result.stderr.count(note), per_token == "true", result.stderr)
+
     def test_the_short_form_and_compressed_files(self):
         lines = EXAMPLE.read_bytes()
         (self.folder / "a.jsonl.gz").write_bytes(gzip.compress(lines))

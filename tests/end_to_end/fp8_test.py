@@ -207,6 +207,9 @@ class Fp8(EndToEnd):
                  ["--fp8-margin: not needed: with --fp8-recipe tensorwise it has no effect"]),
                 ("--fp8-format hybrid --num-layers-at-end-in-bf16 2",
                  ["--num-layers-at-end-in-bf16: not needed: without --first-last-layers-bf16 it"]),
+                ("--fp8-format hybrid --first-last-layers-bf16",
+                 ["--first-last-layers-bf16: leaves none of the 2 layers for --fp8-format, which "
+                  "`train` refuses"]),
                 ("--fp8-format e5m2 --fp8-margin 2",
                  ["--fp8-format: not there: found 'e5m2'",
                   "--fp8-margin: not needed: without that --fp8-format it has no effect"]),
@@ -243,6 +246,9 @@ class Fp8(EndToEnd):
                 ([bf16, "train.fp8=e4m3", "train.num_layers_at_end_in_bf16=2"],
                  "train.num_layers_at_end_in_bf16: found 2, and 0 at the start; allowed: together "
                  "at most model.num_layers (1)"),
+                ([bf16, "train.fp8=e4m3", "train.num_layers_at_end_in_bf16=1"],
+                 "train.num_layers_at_end_in_bf16: found 1, and 0 at the start; allowed: together "
+                 "less than model.num_layers (1)"),
                 ([bf16, "train.fp8=e4m3", "model.ffn_hidden_size=40"],
                  "train.fp8: found e4m3, but decoder.layers.0.mlp.linear_fc2.weight is 32 x 40 on a "
                  "rank of tp; allowed with it: multiples of 16")):

@@ -201,6 +201,11 @@ class Lora(EndToEnd):
         self.assert_failed(failed, 2, "--adapters: found a checkpoint without adapters")
         self.assertFalse((self.folder / "none").exists())
 
+        failed = run(LOCKSTEP, "checkpoint", "export", "--adapters", "--max-shard-size", "1MB",
+                     "--hf", self.folder / "none", tuned / "checkpoint")
+        self.assert_failed(failed, 2, "--max-shard-size excludes --adapters")
+        self.assertFalse((self.folder / "none").exists())
+
         failed = run(LOCKSTEP, "checkpoint", "export", "--adapters", "--hf", merged,
                      tuned / "checkpoint")
         self.assert_failed(failed, 1, f"--hf: found a config.json in folder '{merged}', allowed "

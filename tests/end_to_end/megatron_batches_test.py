@@ -1,5 +1,6 @@
-"""`lockstep megatron-flags`: iterations that are counted from samples, and scripts and expressions
-that could take for ever."""
+"""`lockstep megatron-flags`: iterations that are counted from samples, settings of experts in a
+dense model and of virtual stages without any, and scripts and expressions that could take for
+ever."""
 
 import re
 import shlex
@@ -28,6 +29,34 @@ class MegatronBatches(EndToEnd):
         self.assertEqual(result.returncode, status, result.stderr.decode())
         return result.stdout.decode(), result.stderr.decode()
 
+    def test_settings_of_experts_without_experts_are_left_out(self):
+        dense, _ = self.convert("")
+        for flag in ("--moe-router-topk 4", "--moe-ffn-hidden-size 48", "--moe-layer-freq 2",
+                     "--moe-shared-expert-intermediate-size 512", "--moe-router-pre-softmax",
+                     "--moe-aux-loss-coeff 1e-2", "--moe-expert-capacity-factor -1",
+                     "--moe-token-drop-policy position", "--moe-router-num-groups 4",
+                     "--moe-router-enable-expert-bias", "--moe-token-dispatcher-type alltoall"):
+            with self.subTest(flag):
+                text, notes = self.convert(flag)
+                self.assertEqual(text, dense)
+                self.assertIn(f"{flag.split()[0]}: not needed: without --num-experts there are no "
+                              "experts\n", notes)
+
+    def test_a_group_of_micro_batches_without_virtual_stages_is_left_out(self):
+        flag = "--microbatch-group-size-per-virtual-pipeline-stage"
+        for pipeline in ("--pipeline-model-parallel-size 2",
+                         "--pipeline-model-parallel-size 2 "
+                         "--num-virtual-stages-per-pipeline-rank 1"):
+            plain, _ = self.convert(pipeline)
+            text, notes = self.convert(f"{pipeline} {flag} 3")
+            self.assertEqual(text, plain)
+            self.assertIn(f"{flag}: not needed: without virtual stages it has no effect\n", notes)
+        for virtual in ("--num-virtual-stages-per-pipeline-rank 2",
+                        "--num-layers-per-virtual-pipeline-stage 1"):
+            text, notes = self.convert(f"--pipeline-model-parallel-size 2 {virtual} {flag} 3")
+            self.assertIn("  microbatch_group_size_per_vp_stage: 3\n", text)
+            self.assertNotIn(flag, notes)
+
     def test_iterations_of_a_batch_that_grows(self):
         for samples, batch, start, increment, growth in ((146484375, 1536, 16, 16, 5859375),
                                                          (10000, 64, 16, 16, 3000),
@@ -39,6 +68,54 @@ class MegatronBatches(EndToEnd):
                 expected = megatron_iterations(samples, batch, start, increment, growth)
                 self.assertIn(f"  train_iters: {expected}\n", text)
                 self.assertIn(f"  lr_decay_iters: {round(samples / batch)}\n", text)
+
+    def test_a_long_growth_is_not_counted_one_by_one(self):
+        # 10^12 samples each in batches of 16, 32 and 48, the last of which takes 32 more; then
+        # 64 at a time.
+        growing = 10**12 // 16 + 10**12 // 32 + (10**12 + 32) // 48
+        expected = growing + (10**13 - 3 * 10**12 - 32) // 64
+        text, _ = self.convert(f"--global-batch-size 64 --train-samples {10**13} "
+                               f"--rampup-batch-size 16 16 {3 * 10**12}")
+        self.assertIn(f"  train_iters: {expected}\n", text)
+        _, notes = self.convert(f"--global-batch-size {10**9} --train-samples {10**15} "
+                                f"--rampup-batch-size 1 1 {10**14}")
+        self.assertIn("--train-samples: not there: with that --rampup-batch-size", notes)
+
+    def test_schedules_count_the_batches_of_megatron_or_are_noted(self):
+        grows = "--rampup-batch-size 16 16 3000 --global-batch-size 64"
+        weight = "--start-weight-decay 0.01 --end-weight-decay 0.1 --weight-decay-incr-style linear"
+        ends = ("--rampup-batch-size: the schedule of the weight decay ends with the run here; in "
+                "Megatron-LM after train-iters batches of global-batch-size\n")
+        text, notes = self.convert(f"{grows} --train-iters 500 --lr-warmup-fraction 0.1 {weight}")
+        self.assertIn("  lr_decay_iters: 500\n", text)
+        self.assertIn("  lr_warmup_iters: 50\n", text)
+        self.assertIn(ends, notes)
+        text, _ = self.convert(f"{grows} --train-iters 500 --lr-decay-iters 400")
+        self.assertIn("  lr_decay_iters: 400\n", text)
+        # The weight decay's schedule ends with the samples of the run, as Megatron's does.
+        _, notes = self.convert(f"{grows} --train-samples 6400000 {weight}")
+        self.assertNotIn("weight decay", notes)
+
+        steps = "--step-batch-size-schedule 0:16,64K:32"
+        theirs = "micro-batch-size x data-parallel size\n"
+        given = ("--step-batch-size-schedule: optimizer.{} batches of the last step here; "
+                 "Megatron-LM counts " + theirs)
+        ends = ("--step-batch-size-schedule: {} with the run here; in Megatron-LM after "
+                "train-iters batches of " + theirs)
+        for flags, expected in (
+                ("--train-iters 500", ends.format("the decay of the learning rate ends")),
+                ("--train-iters 500 --lr-decay-style constant", ""),
+                ("--train-iters 500 --lr-warmup-iters 5 --lr-decay-iters 50",
+                 given.format("lr_warmup_iters, lr_decay_iters count")),
+                ("--train-iters 500 --lr-decay-iters 50 " + weight,
+                 given.format("lr_decay_iters counts")
+                 + ends.format("the schedule of the weight decay ends"))):
+            with self.subTest(flags):
+                text, notes = self.convert(f"{steps} {flags}")
+                told = [line for line in notes.splitlines(keepends=True)
+                        if line.startswith("--step-batch-size-schedule")]
+                self.assertEqual("".join(told), expected)
+                self.assertNotIn("lr_decay_iters: 500", text)
 
     def test_a_growth_that_does_not_lead_to_the_batch_is_noted(self):
         _, notes = self.convert("--global-batch-size 100 --train-samples 1000 --rampup-batch-size "

@@ -158,7 +158,7 @@ class MegatronFlags(EndToEnd):
         self.assertEqual(text, GPT3_TEXT)
         self.assertEqual([line.split(":")[0] for line in notes.splitlines()],
                          ["--attention-backend", "--tensorboard-dir", "--global-batch-size",
-                          "--vocab-file"])
+                          "--step-batch-size-schedule", "--vocab-file"])
         self.assertIn("Megatron-LM refuses it together with --step-batch-size-schedule", notes)
 
     def test_the_published_llama(self):
@@ -200,6 +200,11 @@ class MegatronFlags(EndToEnd):
             ("--swiglu --ffn-hidden-size 99", {"model.ffn_hidden_size": "99"}),
             ("--no-bias-gelu-fusion", {"model.activation": '"gelu"',
                                        "model.ffn_hidden_size": None}),
+            # Without biases Megatron-LM turns the fusion off, and F.gelu is exact.
+            ("--disable-bias-linear", {"model.activation": '"gelu"',
+                                       "model.add_bias_linear": "false"}),
+            ("--disable-bias-linear --swiglu", {"model.activation": '"swiglu"'}),
+            ("--fp16 --check-for-large-grads", {"ddp.check_for_large_grads": None}),
             ("--bf16", {"ddp.grad_reduce_in_fp32": "true", "train.precision": '"bf16"',
                         "ddp.check_for_nan_in_grad": "true"}),
             ("--bf16 --no-check-for-nan-in-loss-and-grad", {"ddp.check_for_nan_in_grad": None}),
@@ -300,6 +305,18 @@ class MegatronFlags(EndToEnd):
         for flags, note in (
                 ("--qk-l2-norm", "--qk-l2-norm: not there: "),
                 ("--rope-scaling-factor 4", "--rope-scaling-factor: not needed: "),
+                ("--check-for-large-grads",
+                 "--check-for-large-grads: not there: ddp.check_for_large_grads ends the run"),
+                ("--moe-shared-expert-overlap", "--moe-shared-expert-overlap: not needed: "),
+                ("--num-experts 4 --moe-token-drop-policy probs",
+                 "--moe-token-drop-policy: not needed: experts keep"),
+                ("--num-experts 4 --moe-token-drop-policy position",
+                 "--moe-token-drop-policy: not there: "),
+                ("--enable-ft-package", "--enable-ft-package: not there: train.elastic = dp"),
+                ("--ft-timeouts x", "`lockstep launch` has --max-restarts and --spares"),
+                ("--log-straggler", "--log-straggler: not needed: train.log_step_times"),
+                ("--optimizer-cuda-graph", "--optimizer-cuda-graph: not there: "),
+                ("--mid-level-dataset-surplus 0.1", "--mid-level-dataset-surplus: not needed: "),
                 ("--fp8-format hybrid --fp8-param-gather", "--fp8-param-gather: not there: "),
                 ("--fp8-format hybrid --fp8-recipe mxfp8", "--fp8-recipe: not there: found 'mxfp8'"),
                 ("--fp8-margin 2", "--fp8-margin: not needed: without --fp8-format it has no effect"),
@@ -316,9 +333,9 @@ class MegatronFlags(EndToEnd):
                 ("--valid-data-path a --split 9,1", "--split: left out: Megatron-LM refuses it"),
                 ("--tokenizer-type TikTokenizer --eod-mask-loss",
                  "--eod-mask-loss: needs data.tokenizer, which names the id that ends a document"),
-                ("--moe-expert-capacity-factor -1",
+                ("--num-experts 4 --moe-expert-capacity-factor -1",
                  "--moe-expert-capacity-factor: left out: below 0 it means no limit"),
-                ("--moe-router-load-balancing-type aux_loss seq_aux_loss",
+                ("--num-experts 4 --moe-router-load-balancing-type aux_loss seq_aux_loss",
                  "--moe-router-load-balancing-type: not there: one value")):
             self.assertIn(note, self.values(flags)[1])
         notes = self.convert("--num-layers 24 --hidden-size 1024")[1]

@@ -1,4 +1,5 @@
-"""`lockstep megatron-flags --file` on shell scripts and on files of flags."""
+"""`lockstep megatron-flags --file` on shell scripts and on files of flags, and what it says about
+tokens that Megatron-LM adds to documents."""
 
 import unittest
 
@@ -56,6 +57,38 @@ torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \\
         self.assertEqual(self.script("A=(--num-layers 3)\nA=(--bf16)\n")[0]["model.num_layers"], "3")
         self.assert_failed(run(LOCKSTEP, "megatron-flags", "--file", self.folder / "none"), 1,
                            "none")
+
+    def test_tokens_that_megatron_adds_to_documents_are_told(self):
+        added = ("--tokenizer-type: Megatron-LM, except 0.15 to 0.16.1, adds the tokens of the "
+                 "tokenizer's post_processor to each document, such as one for its beginning; "
+                 "`lockstep data build` does not\n")
+        first = ("--tokenizer-type: Megatron-LM up to 0.14, and up to 0.16.1 with "
+                 "--legacy-tokenizer, puts the tokenizer's beginning-of-text token before each "
+                 "document; `lockstep data build` does not\n")
+        without = "--tokenizer-hf-no-include-special-tokens"
+        for flags, expected in (
+                ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model m", {added}),
+                (f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model m {without}", set()),
+                ("--tokenizer-type Llama2Tokenizer --tokenizer-model m", {first}),
+                ("--tokenizer-type SentencePieceTokenizer --tokenizer-model m", set()),
+                ("--tokenizer-type GPT2BPETokenizer", set())):
+            with self.subTest(flags):
+                notes = self.script(flags + "\n")[1]
+                self.assertEqual({note for note in (added, first) if note in notes}, expected)
+                self.assertEqual("`lockstep data build` does not" in notes, bool(expected))
+                self.assertEqual(f"{without}: not needed: no tokens are added" in notes,
+                                 without in flags)
+
+    def test_unknown_flags_are_named_together_and_the_rest_is_printed(self):
+        known = ["--bf16", "--qk-l2-norm"]
+        result = run(LOCKSTEP, "megatron-flags", "--", "--frobnicate", "1", "2",
+                     "--num-layer", "24", *known, "--frobnicate", "--zzzz")
+        self.assert_failed(result, 2, "unknown flags '--frobnicate', '--num-layer', '--zzzz'; did "
+                           "you mean '--num-layers'? (the configuration is printed anyway")
+        self.assertIn("--qk-l2-norm: not there: ", result.stderr.decode())
+        without = run(LOCKSTEP, "megatron-flags", "--", *known)
+        self.assertEqual(without.returncode, 0, without.stderr.decode())
+        self.assertEqual(result.stdout, without.stdout)
 
 
 if __name__ == "__main__":

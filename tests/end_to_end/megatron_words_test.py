@@ -56,6 +56,18 @@ def our_values():
     return values
 
 
+def program_says():
+    """Returns what the program's own table has for a flag: a field, "not there" or "not needed"."""
+    printed = run(BUILD / "lockstep", "megatron-flags", "--list").stdout.decode()
+    listed = dict(re.findall(r"^\| `(--\S+)` \| (.*?) \|", printed, re.MULTILINE))
+    families = {name[:-1]: here for name, here in listed.items() if name.endswith("*")}
+
+    def says(flag):
+        found = [here for family, here in families.items() if flag.startswith(family)]
+        return listed.get(flag) or found[-1]
+    return says
+
+
 def fields_with_a_default():
     help_text = run(BUILD / "lockstep", "train", "--help").stdout.decode()
     blocks = re.findall(r"^  (\w+\.\w+)\n    (\((?:.|\n)*?\)\n)", help_text, re.MULTILINE)
@@ -106,6 +118,15 @@ class MegatronWords(unittest.TestCase):
             elif not ours.startswith("unset"):
                 self.assertTrue(same(values[field[1]], ours.split(" on ")[0]), (names, ours))
         self.assertGreater(len(seen), 100)
+
+    def test_the_program_has_the_same_flags_without_counterpart(self):
+        says, compared = program_says(), 0
+        for names, _, here, _ in flags():
+            match = re.match("not there|not needed", here)
+            for name in re.findall(r"`(--[^`]+)`", names) if match else ():
+                compared += 1
+                self.assertEqual(says(name), match[0], name)
+        self.assertGreater(compared, 20)
 
     def test_fields_that_are_named_exist(self):
         help_text = run(BUILD / "lockstep", "train", "--help").stdout.decode()

@@ -34,10 +34,19 @@ class PlanInputs(EndToEnd):
                 (("--set", "train.cuda_graph=step", "--set",
                   "parallel.pipeline_model_parallel_size=2"),
                  "train.cuda_graph = step: found parallel.pipeline_model_parallel_size > 1"),
+                (("--set", "train.cuda_graph=step", "--set", "train.device=cpu"),
+                 "train.cuda_graph = step: found train.device = cpu"),
+                (("--set", "train.replay_interval=5", "--set", "train.device=cuda"),
+                 "train.deterministic: found false"),
+                (("--set", "model.moe_router_topk=4"), "model.moe_router_topk: found 4"),
+                (("--set", "model.vocab_size=100"), "model.vocab_size: found 100"),
                 (("--set", "data.tokenizer=nonsense"), "data.tokenizer")):
             with self.subTest(part=part):
                 for error in self.refused(*overrides):
                     self.assertIn(part, error)
+                for command in ("memory", "audit"):
+                    self.assertIn(part, self.plan(command, TINY, "--world-size", 2, *overrides,
+                                                  status=2))
 
     def test_sizes_beyond_64_bits_are_refused(self):
         large = 2**62

@@ -70,6 +70,21 @@ class PlanReport(EndToEnd):
             for buffer in buffers:
                 self.assertEqual(buffer["buckets"][-1][1], buffer["numel"])
 
+    def test_buffers_name_the_group_whose_ranks_they_count(self):
+        sharded = ("--world-size", 4, "--set", "train.global_batch_size=32", "--set",
+                   "ddp.use_distributed_optimizer=true")
+        for instances, group, ranks in ((1, "dp-cp", 4), (2, "intra-dp-cp", 2)):
+            options = (TINY, *sharded, "--set",
+                       f"parallel.num_distributed_optimizer_instances={instances}")
+            with self.subTest(group):
+                buffers = self.ask(*options)["buffers"]
+                self.assertEqual({(b["group"], b["ranks"]) for b in buffers}, {(group, ranks)})
+                text = run(LOCKSTEP, "plan", *options).stdout.decode()
+                self.assertRegex(text, rf"\n +0 +0  {group} +{ranks} ")
+                page = self.folder / "page.html"
+                self.assertEqual(run(LOCKSTEP, "plan", *options, "--html", page).returncode, 0)
+                self.assertIn(f"0.0 {group}<", page.read_text())
+
     def test_bytes_of_gradients_are_those_of_a_ring(self):
         for ranks, batch in ((2, 16), (4, 32)):
             report = self.ask(TINY, "--set", f"train.global_batch_size={batch}", "--world-size",

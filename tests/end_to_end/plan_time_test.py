@@ -59,6 +59,17 @@ class PlanTime(EndToEnd):
         once, twice = self.time(*layout)["step_ms"], self.time(*layout, machine=fast)["step_ms"]
         self.assertAlmostEqual(once / twice, 2, delta=1e-3)
 
+    def test_utilisation_is_of_the_peak_in_fp8(self):
+        for precision, fp8, machine, peak in (("bf16", "none", "dgx_h100", 989),
+                                              ("bf16", "hybrid", "dgx_h100", 1979),
+                                              ("fp32", "hybrid", "dgx_h100", 1979),
+                                              ("fp32", "hybrid", "dgx_a100", 312)):
+            with self.subTest(precision=precision, fp8=fp8, machine=machine):
+                answer = self.time("--world-size", 1, "--set", f"train.precision={precision}",
+                                   "--set", f"train.fp8={fp8}", machine=machine)
+                self.assertAlmostEqual(answer["utilisation"] * peak, answer["tflops_per_device"],
+                                       delta=1e-6 * peak)
+
     def test_hosts_apart_take_longer(self):
         layout = (*HALF, "--set", "parallel.tensor_model_parallel_size=2", "--world-size", 2)
         apart = self.machine(hosts=("ranks_per_host: 8", "ranks_per_host: 1"))
@@ -103,6 +114,14 @@ class PlanTime(EndToEnd):
                                  "ranks of this host: found 100000, allowed: 1 to")):
             with self.subTest(told):
                 self.assert_failed(run(LOCKSTEP, "doctor", *arguments), 2, told)
+        self.assertFalse((self.folder / "m").exists())
+        kept = self.folder / "kept"
+        kept.write_text("as before")
+        self.assert_failed(run(LOCKSTEP, "doctor", "--calibrate", kept, "--ranks", 100000), 2)
+        self.assertEqual(kept.read_text(), "as before")
+        result = run(LOCKSTEP, "doctor", "--calibrate", self.folder)
+        self.assert_failed(result, 1, "found no regular file in its place")
+        self.assertNotIn(b"measuring", result.stderr)
         self.assert_failed(run(LOCKSTEP, "doctor", "--calibrate", self.folder / "none/m"), 1,
                            str(self.folder / "none"))
 
