@@ -23,11 +23,9 @@ export LSAN_OPTIONS ?= suppressions=$(CURDIR)/tests/support/leaks.supp:print_sup
 export TSAN_OPTIONS ?= suppressions=$(CURDIR)/tests/sanitizers/thread.supp:ignore_noninstrumented_modules=1:detect_deadlocks=0
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-# --fresh: when the compiler changes, CMake forgets all other options without it.
-with_compiler = --fresh -DCMAKE_CXX_COMPILER=
-configure_args = -S . -B $(BUILD) -G Ninja -DLOCKSTEP_CUDA=$(LOCKSTEP_CUDA) \
-  -DLOCKSTEP_SANITIZE=$(SANITIZE) $(CMAKE_ARGS) \
-  $(if $(filter-out default undefined,$(origin CXX)),$(with_compiler)$(CXX))
+# The options that CMake would keep when they are no longer given.
+kept_args = $(CMAKE_ARGS) \
+  $(if $(filter-out default undefined,$(origin CXX)),-DCMAKE_CXX_COMPILER=$(CXX))
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,18 +36,9 @@ help: ## This list
 setup:
 	@scripts/setup compiler packages venv
 
-# Compared in the environment: the options may contain quotes. A configuration that failed is
-# repeated. --fresh: the cache would keep a compiler that CXX no longer names, also one of a
-# configuration that failed.
-configure: export CONFIGURE = $(configure_args)
 configure: setup
-	@known=$$(cat $(BUILD)/.configure 2>/dev/null || true); \
-	if [ ! -e $(BUILD)/build.ninja ] || [ "$$CONFIGURE" != "$$known" ]; then \
-	  case $$known in *"$(with_compiler)"*) fresh=--fresh ;; *) fresh= ;; esac; \
-	  mkdir -p $(BUILD); \
-	  printf 'failed: %s\n' "$$CONFIGURE$${fresh:+ $(with_compiler)}" > $(BUILD)/.configure; \
-	  cmake $(configure_args) $$fresh && printf '%s\n' "$$CONFIGURE" > $(BUILD)/.configure; \
-	fi
+	@scripts/configure $(BUILD) -DLOCKSTEP_CUDA=$(LOCKSTEP_CUDA) -DLOCKSTEP_SANITIZE=$(SANITIZE) \
+	  -- $(kept_args)
 
 program: configure ## Build what is installed: the program and the libraries
 	@ninja -C $(BUILD) lockstep_installed
@@ -71,8 +60,8 @@ image-test: wheel ## Run docker/Dockerfile in a chroot, as root, and train and g
 	@.venv/bin/python tests/packaging/image_test.py
 
 plain: setup ## Compile parallel_state without CUDA and the host transport
-	@cmake -S . -B build-plain -G Ninja -DLOCKSTEP_CUDA=OFF -DLOCKSTEP_HOST_TRANSPORT=OFF \
-	  -DLOCKSTEP_BUILD_TESTS=OFF -DLOCKSTEP_BUILD_BENCHMARKS=OFF $(CMAKE_ARGS) > /dev/null
+	@scripts/configure build-plain -DLOCKSTEP_CUDA=OFF -DLOCKSTEP_HOST_TRANSPORT=OFF \
+	  -DLOCKSTEP_BUILD_TESTS=OFF -DLOCKSTEP_BUILD_BENCHMARKS=OFF -- $(kept_args) > /dev/null
 	@ninja -C build-plain lockstep_parallel_state
 
 train: configure ## Train the reference GPT on English text with two data-parallel ranks
@@ -132,9 +121,9 @@ bench-experts: build ## Train configs/moe_tiny.textproto and its dense twin: whi
 # Only clang has libFuzzer.
 fuzzers: setup ## Build the fuzz targets
 	@scripts/setup fuzz
-	@cmake -S . -B build-fuzz -G Ninja -DCMAKE_C_COMPILER=clang-16 -DCMAKE_CXX_COMPILER=clang++-16 \
+	@scripts/configure build-fuzz -DCMAKE_C_COMPILER=clang-16 -DCMAKE_CXX_COMPILER=clang++-16 \
 	  -DLOCKSTEP_FUZZ=ON -DLOCKSTEP_SANITIZE=fuzzer-no-link,address,undefined \
-	  -DLOCKSTEP_CUDA=OFF -DLOCKSTEP_PRECOMPILE=OFF $(CMAKE_ARGS) > /dev/null
+	  -DLOCKSTEP_CUDA=OFF -DLOCKSTEP_PRECOMPILE=OFF -- $(CMAKE_ARGS) > /dev/null
 	@ASAN_OPTIONS=detect_leaks=0 ninja -C build-fuzz fuzzers
 
 # New inputs that reach more code are kept in build-fuzz/corpus.
@@ -168,8 +157,8 @@ format-check: ## Fail if a source is not formatted
 # clang cannot read g++'s precompiled headers, and clang-tidy needs a command for each source: it
 # gets a build folder without precompiled headers and unity builds.
 lint: setup format-check ## Format check and clang-tidy
-	@cmake -S . -B build-lint -G Ninja -DLOCKSTEP_CUDA=$(LOCKSTEP_CUDA) -DLOCKSTEP_PRECOMPILE=OFF \
-	  -DLOCKSTEP_UNITY=OFF -DCMAKE_EXPORT_COMPILE_COMMANDS=ON $(CMAKE_ARGS) > /dev/null
+	@scripts/configure build-lint -DLOCKSTEP_CUDA=$(LOCKSTEP_CUDA) -DLOCKSTEP_PRECOMPILE=OFF \
+	  -DLOCKSTEP_UNITY=OFF -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -- $(kept_args) > /dev/null
 	@ninja -C build-lint lockstep_core_pure > /dev/null
 	@scripts/sources $(foreach room,$(LINTED),'$(room)/*.cpp') | grep -v -e no_cuda -e no_nccl -e plain_gloo | \
 	  xargs -n 1 -P "$$(nproc)" clang-tidy --quiet -p build-lint

@@ -50,7 +50,7 @@ if(NOT LOCKSTEP_CUDA STREQUAL "OFF")
       message(FATAL_ERROR
         "CMAKE_CUDA_COMPILER: found ${CMAKE_CUDA_COMPILER}, allowed: ${LOCKSTEP_NVCC}, which is "
         "LOCKSTEP_NVCC. CMake cannot change the compiler of a configured folder: configure with "
-        "--fresh (make: CMAKE_ARGS=--fresh).")
+        "--fresh (make: remove .configure in the build folder).")
     endif()
     if(NOT IS_ABSOLUTE "${CMAKE_CUDA_COMPILER}")
       set(CMAKE_CUDA_COMPILER "${LOCKSTEP_NVCC}" CACHE FILEPATH "nvcc" FORCE)

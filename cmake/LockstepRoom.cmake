@@ -64,13 +64,18 @@ function(lockstep_cuda_part name)
   target_link_libraries(${part} PRIVATE lockstep_${name} lockstep::torch_cuda)
   lockstep_no_undefined(${part})
   lockstep_unity(${part} 8)
-  set_property(GLOBAL APPEND PROPERTY LOCKSTEP_CUDA_PARTS ${part})
+  lockstep_loaded_part(${part})
+endfunction()
+
+# Installs a library that no program links: the rooms load it when they need it.
+function(lockstep_loaded_part part)
+  set_property(GLOBAL APPEND PROPERTY LOCKSTEP_LOADED_PARTS ${part})
   install(TARGETS ${part} LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 endfunction()
 
-# Programs that run on a GPU must find the libraries above.
-function(lockstep_needs_cuda_parts target)
-  get_property(parts GLOBAL PROPERTY LOCKSTEP_CUDA_PARTS)
+# Programs that load such libraries must find them.
+function(lockstep_needs_loaded_parts target)
+  get_property(parts GLOBAL PROPERTY LOCKSTEP_LOADED_PARTS)
   if(parts)
     add_dependencies(${target} ${parts})
   endif()
@@ -89,7 +94,10 @@ function(lockstep_link_headers room)
   file(MAKE_DIRECTORY "${folder}")
   file(GLOB links LIST_DIRECTORIES false "${folder}/*.h")
   foreach(link IN LISTS links)
-    if(NOT EXISTS "${link}")  # its header was removed, or moved to another sub-room
+    file(READ_SYMLINK "${link}" header)
+    cmake_path(IS_PREFIX CMAKE_CURRENT_SOURCE_DIR "${header}" ours)
+    # Its header was removed or moved to another sub-room, or is that of the tree that was copied.
+    if(NOT EXISTS "${link}" OR NOT ours)
       file(REMOVE "${link}")
     endif()
   endforeach()

@@ -4,7 +4,7 @@
 #
 #   LOCKSTEP_TORCH_ROOT   the folder `torch` of the wheel. If it is not set: .venv of the source
 #                         tree, then LOCKSTEP_TORCH_CANDIDATES, which the package sets, then the
-#                         python3 in PATH.
+#                         python3 in PATH. What was found is kept while it exists.
 #   LOCKSTEP_TORCH_CUDA   also make lockstep::torch_cuda, for sources that use CUDA themselves (set
 #                         by the build)
 #
@@ -19,15 +19,20 @@ set(LOCKSTEP_TORCH_VERSION "2.11.0")
 # Sets LOCKSTEP_TORCH_ROOT, or `problem` in the caller.
 function(_lockstep_find_torch problem)
   set(candidates ${LOCKSTEP_TORCH_ROOT})
+  set(help "The folder torch of the wheel")
+  get_property(known CACHE LOCKSTEP_TORCH_ROOT PROPERTY HELPSTRING)
+  # An earlier configuration found it. A new -D has another help string: that folder is wanted.
+  if(known STREQUAL help AND NOT EXISTS "${LOCKSTEP_TORCH_ROOT}/lib/libtorch_cpu.so")
+    set(candidates)
+  endif()
   if(NOT candidates)
     file(GLOB candidates
          "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../.venv/lib/python3*/site-packages/torch")
     list(APPEND candidates ${LOCKSTEP_TORCH_CANDIDATES})
-    find_program(LOCKSTEP_PYTHON python3)
-    mark_as_advanced(LOCKSTEP_PYTHON)
-    if(LOCKSTEP_PYTHON)
+    find_program(_lockstep_python3 python3 NO_CACHE)  # PATH may have another one the next time
+    if(_lockstep_python3)
       execute_process(
-        COMMAND "${LOCKSTEP_PYTHON}" -c
+        COMMAND "${_lockstep_python3}" -c
                 "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
         OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
       list(APPEND candidates ${found})
@@ -44,7 +49,10 @@ function(_lockstep_find_torch problem)
         set(${problem} "${told}" PARENT_SCOPE)
         return()
       endif()
-      set(LOCKSTEP_TORCH_ROOT "${candidate}" CACHE PATH "The folder torch of the wheel" FORCE)
+      if(known AND NOT known STREQUAL help)  # asked for with -D, and still
+        set(help "${known}")
+      endif()
+      set(LOCKSTEP_TORCH_ROOT "${candidate}" CACHE PATH "${help}" FORCE)
       return()
     endif()
   endforeach()

@@ -24,6 +24,7 @@ PROGRAM = """
 add_executable(lockstep main.cpp)
 target_link_libraries(lockstep PRIVATE lockstep_core)
 set_target_properties(lockstep PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/libexec")
+lockstep_needs_loaded_parts(lockstep)
 install(TARGETS lockstep RUNTIME DESTINATION libexec)
 """
 CONSUMER = """
@@ -41,6 +42,23 @@ if(NEEDED)
   find_package(Lockstep REQUIRED)
 endif()
 """
+# These two need no compiler.
+LOOKING = """
+cmake_minimum_required(VERSION 3.25)
+project(looking LANGUAGES NONE)
+function(target_compile_features)
+endfunction()
+set(_lockstep_package TRUE)
+include(cmake/LockstepTorch.cmake)
+message(STATUS "torch: ${LOCKSTEP_TORCH_ROOT} ${Lockstep_NOT_FOUND_MESSAGE}")
+"""
+LINKS = """
+cmake_minimum_required(VERSION 3.25)
+project(links LANGUAGES NONE)
+set(LOCKSTEP_INCLUDE_DIR "${PROJECT_BINARY_DIR}/headers")
+include(cmake/LockstepRoom.cmake)
+lockstep_link_headers(core base)
+"""
 
 
 def installed_files():
@@ -55,12 +73,24 @@ def installed_files():
     return found
 
 
+def inputs_of(target):
+    """Returns the files that are built or read for a target of the build."""
+    listing = subprocess.run([TOOLS / "ninja", "-C", BUILD, "-t", "inputs", target], check=True,
+                             text=True, stdout=subprocess.PIPE)
+    return {line.removeprefix(f"{BUILD}/") for line in listing.stdout.splitlines()}
+
+
 class InstalledTarget(unittest.TestCase):
+    def test_the_program_is_built_with_the_libraries_that_it_loads(self):
+        modules = re.findall(r"^build (lib/\S+\.so): \w+_MODULE_LIBRARY_LINKER__",
+                             (BUILD / "build.ninja").read_text(), re.M)
+        loaded = installed_files() & set(modules)
+        if not loaded:
+            self.skipTest("this build has no library that is loaded when it is needed")
+        self.assertEqual(sorted(loaded - inputs_of("lockstep")), [])
+
     def test_builds_what_is_installed(self):
-        listing = subprocess.run(
-            [TOOLS / "ninja", "-C", BUILD, "-t", "inputs", "lockstep_installed"], check=True,
-            text=True, stdout=subprocess.PIPE)
-        built = {line.removeprefix(f"{BUILD}/") for line in listing.stdout.splitlines()}
+        built = inputs_of("lockstep_installed")
         files = installed_files()
         for expected in ("lockstep", "libexec/lockstep", "lib/liblockstep_core.so",
                          "lib/liblockstep_testing.so"):
@@ -135,6 +165,71 @@ class Configuration(unittest.TestCase):
         self.assertEqual(re.findall(r'"(.*)"', inputs[1]),
                          [f"{self.root}/lockstep.h", f"{self.root}/core/fp8.h",
                           f"{self.build}/generated/config.h"])
+
+    def test_a_library_that_the_program_loads_is_built_with_it(self):
+        listing = (SOURCE / "datasets/CMakeLists.txt").read_text()
+        files = {"datasets/CMakeLists.txt":
+                 "lockstep_room(datasets PURE pure.cpp SOURCES room.cpp DEPS core)\n"
+                 + listing[listing.index("# SentencePiece, if installed"):],
+                 "datasets/pure.cpp": "", "datasets/room.cpp": "", "sentencepiece.so": "",
+                 "datasets/tokenizers/sentencepiece_library.cpp": ""}
+        for name, text in files.items():
+            (self.root / name).parent.mkdir(exist_ok=True)
+            (self.root / name).write_text(text)
+        self.configure(f"-DLOCKSTEP_SENTENCEPIECE_INCLUDE={self.root}",
+                       f"-DLOCKSTEP_SENTENCEPIECE_LIBRARY={self.root}/sentencepiece.so")
+        for target in ("lockstep", "lockstep_installed"):
+            inputs = self.run_tool(TOOLS / "ninja", "-C", self.build, "-t", "inputs", target)
+            self.assertIn("lib/liblockstep_sentencepiece.so", inputs, target)
+
+    def test_libtorch_is_looked_for_again_where_it_is_gone(self):
+        tree = self.root / "looking"
+        shutil.copytree(SOURCE / "cmake", tree / "cmake")
+        (tree / "CMakeLists.txt").write_text(LOOKING)
+
+        def found(torch, *options):
+            """Returns what is found where the first python3 in PATH, a new one, has this torch."""
+            python = pathlib.Path(tempfile.mkdtemp(dir=self.root), "python3")
+            python.write_text(f"#!/bin/sh\necho '{torch}'\n")
+            python.chmod(0o755)
+            told = self.run_tool(TOOLS / "cmake", "-S", tree, "-B", tree / "build", "-G", "Ninja",
+                                 f"-DCMAKE_MAKE_PROGRAM={TOOLS / 'ninja'}", *options,
+                                 PATH=f"{python.parent}:/usr/bin:/bin")
+            return re.search(r"-- torch: (.*?) --", told)[1]
+
+        first, second = (tree / name / "torch" for name in ("first", "second"))
+        version = re.search('LOCKSTEP_TORCH_VERSION "(.*)"',
+                            (tree / "cmake/LockstepTorch.cmake").read_text())[1]
+        (first / "lib").mkdir(parents=True)
+        (first / "lib/libtorch_cpu.so").touch()
+        (first / "version.py").write_text(f"__version__ = '{version}'\n")
+        self.assertTrue(found("").startswith("No libtorch found"))
+        self.assertEqual(found(first), f"{first}")
+        self.assertEqual(found(""), f"{first}")  # kept
+        first.parent.rename(second.parent)
+        self.assertEqual(found(second), f"{second}")
+        told = found(second, f"-DLOCKSTEP_TORCH_ROOT:PATH={first}")  # one that is asked for
+        self.assertTrue(told.startswith(f"{first} No libtorch found (looked in: {first})."), told)
+
+    def test_a_copied_build_folder_shows_no_header_of_the_other_tree(self):
+        tree, copy = self.root / "links", self.root / "copied links"
+        shutil.copytree(SOURCE / "cmake", tree / "cmake")
+        (tree / "base").mkdir()
+        (tree / "CMakeLists.txt").write_text(LINKS)
+        for name in ("kept.h", "removed.h"):
+            (tree / "base" / name).touch()
+
+        def links(root, *options):
+            self.run_tool(TOOLS / "cmake", "-S", root, "-B", root / "build", "-G", "Ninja",
+                          f"-DCMAKE_MAKE_PROGRAM={TOOLS / 'ninja'}", *options)
+            folder = root / "build/headers/lockstep/core"
+            return {link.name: link.resolve() for link in folder.iterdir()}
+
+        self.assertEqual(links(tree), {name: tree / "base" / name
+                                       for name in ("kept.h", "removed.h")})
+        shutil.copytree(tree, copy, symlinks=True)
+        (copy / "base/removed.h").unlink()
+        self.assertEqual(links(copy, "--fresh"), {"kept.h": copy / "base/kept.h"})
 
     def write_nvcc(self, release):
         nvcc = self.root / f"cuda {release}/bin/nvcc"

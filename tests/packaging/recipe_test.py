@@ -1,10 +1,13 @@
-"""docker/run_in_chroot: what it accepts in a Dockerfile, and what it refuses."""
+"""docker/run_in_chroot: what it accepts in a Dockerfile, and what it refuses. And that the README's
+command fits the Dockerfile."""
 
 import importlib.machinery
 import importlib.util
 import json
 import os
 import pathlib
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -65,6 +68,18 @@ class Recipe(unittest.TestCase):
         self.assertEqual((image.user, image.folder), ("lockstep", "/home/lockstep"))
         self.assertEqual((image.entry, image.command), (["lockstep"], ["--help"]))
         self.assertTrue(image.environment["PATH"].startswith("/opt/lockstep/bin:"))
+
+    def test_the_command_of_the_readme_keeps_the_run_in_the_callers_folder(self):
+        page = (SOURCE / "docker/README.md").read_text()
+        shown = re.search(r"^docker run (?:.*\\\n)*.*", page, re.M)[0]
+        words = shlex.split(shown.replace("\\\n", ""))
+        options, command = words[:words.index("lockstep")], words[words.index("lockstep") + 1:]
+        image = self.apply(re.sub(r"^COPY .*", "", (SOURCE / "docker/Dockerfile").read_text(),
+                                  flags=re.M))
+        self.assertEqual(image.entry + command[:1], ["lockstep", "train"])
+        self.assertEqual(options[options.index("-v") + 1], f"$PWD:{image.folder}")
+        self.assertEqual(options[options.index("--user") + 1], "$(id -u):$(id -g)")
+        self.assertFalse(pathlib.Path(command[command.index("--output") + 1]).is_absolute())
 
     def test_the_last_stage_counts_and_continued_lines_are_one(self):
         image = self.apply("FROM debian:bookworm-slim AS build\nRUN first\n# a comment\n"

@@ -18,6 +18,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,7 @@ LEFT_OUT = {
     "calibration_test": "measures how fast this machine is",
     "sentencepiece_test": "loads its library with RTLD_DEEPBIND, which sanitizers refuse",
     "fuzz_.*": "make fuzz has the sanitizers",
-    "(tree|documents|archive|setup|recipe|gpu_check|gpu_rehearsal|browser)_test":
+    "(tree|documents|archive|setup|sanitizers|recipe|gpu_check|gpu_rehearsal|browser)_test":
         "runs neither the libraries nor the program",
     "(installed_target|wheel|deb|install|tutorials|own_transformer|testing_kit_install)_test":
         "compiles and installs programs of its own",
@@ -77,6 +78,12 @@ def ctest_commands(build):
     return programs
 
 
+def symbolizer():
+    """Returns the program that names functions in reports, or None: then the runtimes look for
+    one themselves. They end a program whose options name one that does not exist."""
+    return shutil.which(f"llvm-symbolizer-{CLANG}") or shutil.which("llvm-symbolizer")
+
+
 class Sanitizer:
     def __init__(self, kind, build, folder):
         self.kind, self.build, self.folder = kind, build, folder
@@ -99,8 +106,9 @@ class Sanitizer:
                        check=True, env=os.environ | {"ASAN_OPTIONS": "detect_leaks=0"})
 
     def options(self, name):
-        log = f"log_path={self.reports}/{name}:log_exe_name=1" \
-              f":external_symbolizer_path={shutil.which('llvm-symbolizer')}"
+        log = f"log_path={self.reports}/{name}:log_exe_name=1"
+        if symbolizer():
+            log += f":external_symbolizer_path={symbolizer()}"
         if self.kind == "address":
             return {"ASAN_OPTIONS": f"{log}:detect_leaks=0:allocator_may_return_null=1"
                                     ":detect_odr_violation=0",
@@ -111,13 +119,29 @@ class Sanitizer:
                                 ":allocator_may_return_null=1"
                                 f":ignore_noninstrumented_modules={int(not devices)}"}
 
+    def own(self, name, command, alone):
+        """Returns the program of this folder that runs in place of the build's; None: the build's
+        runs."""
+        if command[0].endswith("python") or (self.kind == "address" and alone):
+            return None
+        return self.folder / "tests" / name
+
+    def check_built(self, programs):
+        """Ends this process if a program of this folder is missing."""
+        for name, (command, _, _, alone) in programs.items():
+            own = self.own(name, command, alone)
+            if own and not own.exists():
+                ninja = shlex.join([*self.prefix, "ninja", "-C", str(self.folder), name])
+                sys.exit(f"run.py: {own} is not built; leave out --built, or run: "
+                         f"ASAN_OPTIONS=detect_leaks=0 {ninja}")
+
     def command(self, name, command, environment, alone):
         """Returns the command and the environment in which `name` meets the sanitizer."""
-        own = self.folder / "tests" / name
+        own = self.own(name, command, alone)
         environment = environment | self.options(name)
         if command[0].endswith("python"):
             environment["LOCKSTEP_BUILD"] = str(self.folder)
-        elif self.kind == "thread" or not alone:
+        elif own:
             command = [str(own)]
         else:
             libraries = [self.folder / "lib", *torch_libraries(command[0])]
@@ -183,18 +207,19 @@ def main():
     programs = ctest_commands(sanitizer.build)
     if not arguments.built:
         sanitizer.compile([name for name, program in programs.items() if not program[3]])
+    left_out = {name: reason for name in programs for rule, reason in LEFT_OUT.items()
+                if re.fullmatch(rule, name)}
     results = folder / "results.jsonl"
+    done = [json.loads(line) for line in results.read_text().splitlines()] \
+        if arguments.resume and results.exists() else []
+    known = {result["name"] for result in done}
+    chosen = [name for name in programs
+              if name not in known | left_out.keys() and re.search(arguments.only, name)]
+    sanitizer.check_built({name: programs[name] for name in chosen})
     if not arguments.resume:
         results.unlink(missing_ok=True)
         for old in sanitizer.reports.glob("*"):
             old.unlink()
-    done = [json.loads(line) for line in results.read_text().splitlines()] \
-        if results.exists() else []
-    known = {result["name"] for result in done}
-    left_out = {name: reason for name in programs for rule, reason in LEFT_OUT.items()
-                if re.fullmatch(rule, name)}
-    chosen = [name for name in programs
-              if name not in known | left_out.keys() and re.search(arguments.only, name)]
     for folder_name in ("logs", "reports"):
         (folder / folder_name).mkdir(exist_ok=True)
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool, open(results, "a") as file:

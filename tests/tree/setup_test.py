@@ -1,5 +1,5 @@
 """scripts/setup on machines that lack something: one sentence with what to do, and no change. Small
-programs stand in for the real ones to simulate the machines. And when `make` configures."""
+programs stand in for the real ones to simulate the machines. And when `make` configures anew."""
 
 import hashlib
 import os
@@ -179,21 +179,30 @@ $2" ;;
 class Configure(Machine):
     """`make configure` with a cmake that only writes its arguments down."""
 
-    def configure(self, *words, fails=False):
+    def setUp(self):
+        super().setUp()
+        self.tree = self.root / "tree"
+        shutil.copytree(SOURCE / "scripts", self.tree / "scripts")
+        shutil.copy(SOURCE / "Makefile", self.tree)
+        self.program("setup", "", self.tree / "scripts")
+        self.program("cmake", f"""while [ "$1" != -B ]; do shift; done
+          touch "$2/build.ninja"
+          printf '%s\\n' "$@" > '{self.root}/called'
+          case "$*" in *-DBAD*) exit 1 ;; esac""", self.tree / ".venv/bin")
+        self.packages = self.tree / ".venv/lib/python3.11/site-packages"
+        self.packages.mkdir(parents=True)
+
+    def configure(self, *words, fails=False, tree=None, target="configure"):
         """Returns the options that cmake gets; None if it is not called."""
         called = self.root / "called"
         called.unlink(missing_ok=True)
-        result = subprocess.run(["make", "-C", self.root, "configure", *words], capture_output=True,
-                                text=True, check=False, env={"PATH": os.environ["PATH"]})
+        result = subprocess.run(["make", "-C", tree or self.tree, target, *words],
+                                capture_output=True, text=True, check=False,
+                                env={"PATH": os.environ["PATH"]})
         self.assertEqual(result.returncode != 0, fails, result.stdout + result.stderr)
         return called.read_text().splitlines() if called.exists() else None
 
     def test_another_option_is_seen_whatever_its_quotes(self):
-        shutil.copy(SOURCE / "Makefile", self.root)
-        self.program("setup", "", self.root / "scripts")
-        self.program("cmake", f"""mkdir -p build && touch build/build.ninja
-          printf '%s\\n' "$@" > '{self.root}/called'
-          case "$*" in *-DBAD*) exit 1 ;; esac""", self.root / ".venv/bin")
         first = self.configure()
         self.assertIn("-DLOCKSTEP_CUDA=AUTO", first)
         self.assertNotIn("CMAKE_CXX_COMPILER", "".join(first))
@@ -201,11 +210,13 @@ class Configure(Machine):
         flags = "CMAKE_ARGS=-DCMAKE_CXX_FLAGS='-O1 -g' -DNAME=\"a b\""
         self.assertLessEqual({"-DCMAKE_CXX_FLAGS=-O1 -g", "-DNAME=a b"}, set(self.configure(flags)))
         self.assertIsNone(self.configure(flags))
+        self.assertIn("-DNAME=a", self.configure(flags.replace('"', "")))  # "b" is another word
         # Without --fresh, cmake forgets all other options when the compiler changes.
         self.assertLessEqual({"--fresh", "-DCMAKE_CXX_COMPILER=clang++", "-DLOCKSTEP_CUDA=OFF"},
                              set(self.configure("CXX=clang++", "LOCKSTEP_CUDA=OFF")))
         self.assertIsNone(self.configure("CXX=clang++", "LOCKSTEP_CUDA=OFF"))
-        self.assertIn("-DCMAKE_CXX_COMPILER=g++", self.configure("CXX=g++", "LOCKSTEP_CUDA=OFF"))
+        self.assertLessEqual({"--fresh", "-DCMAKE_CXX_COMPILER=g++"},
+                             set(self.configure("CXX=g++", "LOCKSTEP_CUDA=OFF")))
         # The cache would keep the compiler.
         self.assertIn("--fresh", self.configure("LOCKSTEP_CUDA=OFF"))
         self.assertIsNone(self.configure("LOCKSTEP_CUDA=OFF"))
@@ -213,9 +224,71 @@ class Configure(Machine):
         for _ in range(2):
             self.assertIn("--fresh", self.configure("CMAKE_ARGS=-DBAD=1", fails=True))
         self.assertIn("--fresh", self.configure("LOCKSTEP_CUDA=OFF"))
-        # After --fresh for another reason the cache is kept.
+
+    def test_what_earlier_arguments_set_is_forgotten(self):
+        self.configure()
+        without = "CMAKE_ARGS=-DLOCKSTEP_HOST_TRANSPORT=OFF"
+        self.assertIn("-DLOCKSTEP_HOST_TRANSPORT=OFF", self.configure(without))
+        self.assertIsNone(self.configure(without))
+        # Options that are given each time need no new cache, and keep what was compiled.
+        cuda = self.configure(without, "LOCKSTEP_CUDA=OFF")
+        self.assertLessEqual({"-DLOCKSTEP_HOST_TRANSPORT=OFF", "-DLOCKSTEP_CUDA=OFF"}, set(cuda))
+        self.assertNotIn("--fresh", cuda)
+        self.assertIn("--fresh", self.configure())
         self.assertIn("--fresh", self.configure("CMAKE_ARGS=-DX=1 --fresh"))
-        self.assertNotIn("--fresh", self.configure())
+        self.assertIn("--fresh", self.configure())  # X was in the cache
+        # The stamp of a version that did not write the place.
+        (self.tree / "build/.configure").write_text("-S . -B build -G Ninja\n")
+        self.assertIn("--fresh", self.configure())
+        self.assertNotIn("--fresh", self.configure("LOCKSTEP_CUDA=OFF"))
+
+    def test_another_place_or_python_begins_anew(self):
+        self.configure()
+        copy, moved = self.root / "the copy's place", self.root / "moved"
+        shutil.copytree(self.tree, copy, symlinks=True)
+        self.assertIn("--fresh", self.configure(tree=copy))
+        self.assertIsNone(self.configure(tree=copy))
+        self.assertIsNone(self.configure())
+        self.tree.rename(moved)
+        self.assertIn("--fresh", self.configure(tree=moved))
+        self.assertIsNone(self.configure(tree=moved))
+        packages = moved / self.packages.relative_to(self.tree)
+        packages.parent.rename(packages.parents[1] / "python3.12")
+        self.assertIn("--fresh", self.configure(tree=moved))
+        self.assertIsNone(self.configure(tree=moved))
+        # .venv is a link to that of another worktree.
+        shutil.rmtree(copy / ".venv")
+        (copy / ".venv").symlink_to(moved / ".venv")
+        self.assertIn("--fresh", self.configure(tree=copy))
+        self.assertIsNone(self.configure(tree=copy))
+        # The same tree by another name.
+        (self.root / "link").symlink_to(moved)
+        self.assertIsNone(self.configure(tree=self.root / "link"))
+
+    def test_the_other_folders_are_configured_in_the_same_way(self):
+        for name in ("ninja", "clang-format", "clang-tidy"):
+            self.program(name, "", self.tree / ".venv/bin")
+        shutil.copy(SOURCE / ".gitignore", self.tree)
+        (self.tree / "core").mkdir()
+        (self.tree / "core/source.cpp").touch()  # lint wants one
+        for target, folder, option in (
+                ("plain", "build-plain", "-DLOCKSTEP_HOST_TRANSPORT=OFF"),
+                ("fuzzers", "build-fuzz", "-DCMAKE_CXX_COMPILER=clang++-16"),
+                ("lint", "build-lint", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON")):
+            with self.subTest(target):
+                self.assertLessEqual({folder, option}, set(self.configure(target=target)))
+                self.assertIsNone(self.configure(target=target))
+                self.assertLessEqual({"-DX=1", option},
+                                     set(self.configure("CMAKE_ARGS=-DX=1", target=target)))
+                self.assertLessEqual({"--fresh", option}, set(self.configure(target=target)))
+                if target == "fuzzers":  # which has a compiler of its own
+                    continue
+                self.assertLessEqual({"--fresh", "-DCMAKE_CXX_COMPILER=g++-13", option},
+                                     set(self.configure("CXX=g++-13", target=target)))
+                self.assertIsNone(self.configure("CXX=g++-13", target=target))
+                without = self.configure(target=target)
+                self.assertLessEqual({"--fresh", option}, set(without))
+                self.assertNotIn("CMAKE_CXX_COMPILER", "".join(without))
 
 
 if __name__ == "__main__":
