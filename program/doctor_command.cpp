@@ -161,7 +161,7 @@ void write_calibration(const DoctorArguments& arguments) {
 
 constexpr const char* kDoctorFooter =
     "--calibrate measures this host for `lockstep plan time`: operators of training steps on all "
-    "ranks at once, the cost of a kernel launch, and collectives of two ranks. It takes about half "
+    "ranks at once, the host's time for each kernel, and collectives of two ranks. It takes about "
     "a minute, during which nothing else should run. It measures CPUs in fp32, and no links "
     "between hosts.\n"
     "JSON: ok, versions, devices (cpu_cores, cuda: number of GPUs), network (interface and address "

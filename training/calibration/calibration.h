@@ -22,7 +22,7 @@ struct CalibrationOptions {
 /// start a kernel; collectives and messages of two ranks over the transport of CPU tensors; and
 /// what such a collective takes from kernels that run at the same time. Results are the lower of
 /// two medians for operators and the median of three for links, measured some seconds apart. Links
-/// between hosts are not measured and are left out. Takes about 45 seconds and 1 GB.
+/// between hosts are not measured and are left out. Takes about 50 seconds and 1 GB.
 ///
 /// ConfigError: fewer than one rank, or more ranks than cores. CommunicationError if the ranks
 /// cannot reach each other. The PlannedDevice must not be in use.
