@@ -99,7 +99,8 @@ class DatasetSink : public DocumentSink {
   }
 
   void finish() {
-    for (const auto& writer : writers_) writer->finish();
+    for (const auto& writer : writers_) writer->prepare();
+    for (const auto& writer : writers_) writer->publish();
   }
 
  private:

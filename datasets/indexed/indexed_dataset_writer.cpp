@@ -95,7 +95,7 @@ void IndexedDatasetWriter::write_index() {
   idx_.write(bytes_of(modes_.data(), modes_.size()));
 }
 
-void IndexedDatasetWriter::finish() {
+void IndexedDatasetWriter::prepare() {
   const auto sequences = static_cast<int64_t>(lengths_.size());
   require<UsageError>(open_ == 0 && bounds_.back() == sequences,
                       "'{}': sequence {} is in no document", idx_.final_path(),
@@ -104,11 +104,19 @@ void IndexedDatasetWriter::finish() {
   write_index();
   bin_.sync();
   idx_.sync();
+}
+
+void IndexedDatasetWriter::publish() {
   // Between these steps the old index must not lie next to the new numbers.
   ::unlink(idx_.final_path().c_str());
   bin_.publish();
   idx_.publish();
   sync_folder_of(idx_.final_path());
+}
+
+void IndexedDatasetWriter::finish() {
+  prepare();
+  publish();
 }
 
 }  // namespace lockstep

@@ -15,8 +15,8 @@ namespace lockstep {
 /// IndexedDatasetBuilder does. The numbers go to disk as they arrive; only 4 bytes per sequence and
 /// 8 per document stay in memory. Needs no libtorch.
 ///
-/// Both files have temporary names until finish(): a writer that is destroyed earlier, or whose
-/// process is killed, leaves no pair that could be mistaken for a data set, and until finish() an
+/// Both files have temporary names until publish(): a writer that is destroyed earlier, or whose
+/// process is killed, leaves no pair that could be mistaken for a data set, and until publish() an
 /// existing data set stays.
 class IndexedDatasetWriter {
  public:
@@ -39,8 +39,13 @@ class IndexedDatasetWriter {
   /// Ends the document: the sequences since the last one. UsageError inside a sequence.
   void end_document();
 
-  /// Writes the index, flushes both files to the disk and gives them their names, PREFIX.idx last.
-  /// UsageError if the last sequences are in no document. Nothing may be called afterwards.
+  /// Writes the index and flushes both files to the disk. UsageError if the last sequences are in
+  /// no document. Only publish() may be called afterwards.
+  void prepare();
+  /// Gives prepared files their names, PREFIX.idx last. Nothing may be called afterwards.
+  void publish();
+  /// prepare() and publish(). Of several writers all are prepared before the first is published, so
+  /// that a full disk leaves all data sets as they were.
   void finish();
 
   int64_t num_tokens() const { return num_tokens_; }

@@ -86,15 +86,15 @@ int64_t BatchSchedule::next_change(int64_t consumed_samples) const {
 }
 
 int64_t BatchSchedule::iterations_until(int64_t samples) const {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   int64_t iterations = 0;
   for (int64_t consumed = 0; consumed < samples;) {
     const int64_t global = at(consumed).global;
     const int64_t end = std::min(next_change(consumed), samples);
     const int64_t count = ceil_div(end - consumed, global);
     iterations += count;
-    if (end == samples) break;
-    const std::string what = "consumed samples";
-    consumed = checked_add(consumed, checked_mul(count, global, what), what);
+    if (count > (kMost - consumed) / global) break;
+    consumed += count * global;
   }
   return iterations;
 }

@@ -37,8 +37,8 @@ class BatchSchedule {
   /// The sizes of an iteration that begins when `consumed_samples` (>= 0) have been consumed.
   BatchSizes at(int64_t consumed_samples) const;
 
-  /// Number of iterations that consume at least `samples` (>= 0). Takes no longer for more
-  /// iterations. UsageError if what they consume does not fit into 64 bits.
+  /// Number of iterations that consume at least `samples` (>= 0), even if what they consume does
+  /// not fit into 64 bits. Takes no longer for more iterations.
   int64_t iterations_until(int64_t samples) const;
 
   /// The same for as many samples as `full_batches` (>= 0) batches of the size full() have. The

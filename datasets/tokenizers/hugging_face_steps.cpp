@@ -147,9 +147,10 @@ void add_decoder(const JsonField& step, const std::string& type, TokenDecoder& d
       !decoder.byte_level && !decoder.byte_fallback && !decoder.fused && decoder.replaced.empty();
   if (type == "Fuse" && !decoder.fused) {
     decoder.fused = true;
-  } else if (type == "Strip") {
+  } else if (type == "Strip" && decoder.meta.empty()) {
     add_strip(step, decoder, bytes);
-  } else if (type == "ByteFallback" && !decoder.fused && !decoder.byte_level) {
+  } else if (type == "ByteFallback" && !decoder.fused && !decoder.byte_level &&
+             decoder.meta.empty()) {
     decoder.byte_fallback = true;
   } else if (type == "Replace" && decoder.replaced.size() < kMostReplacements &&
              !decoder.byte_fallback && !decoder.fused && !decoder.byte_level &&

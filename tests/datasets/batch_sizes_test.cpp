@@ -170,6 +170,17 @@ TEST(BatchSchedule, IterationsForHugeNumbersOfBatches) {
   EXPECT_EQ(BatchSchedule(steps("0:4 320000000000000:16"), 4).samples_of(kMost), kMost);
 }
 
+TEST(BatchSchedule, IterationsMayConsumeMoreThanFitsInto64Bits) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(BatchSchedule(sizes(2, 16), 2).iterations_until(kMost), kMost / 16 + 1);
+  // The batches of 4 before the change at kMost - 1 consume kMost + 1.
+  const BatchSchedule schedule(steps("0:4 9223372036854775806:7"), 1);
+  EXPECT_EQ(schedule.iterations_until(kMost), kMost / 4 + 1);
+  EXPECT_EQ(schedule.iterations_until(kMost - 3), kMost / 4);
+  EXPECT_EQ(schedule.iterations_for(kMost / 7), kMost / 4 + 1) << "a multiple of 7";
+  EXPECT_EQ(schedule.samples_of(kMost / 4 + 1), kMost);
+}
+
 TEST(BatchSchedule, NamesWhatDoesNotFit) {
   const auto refused = [](const std::string& rampup, const std::string& part) {
     return throws_with<ConfigError>([&] { BatchSchedule(sizes(2, 16, rampup), 2); }, part);

@@ -14,12 +14,14 @@
 #include "lockstep/datasets/merge_datasets.h"
 #include "lockstep/datasets/unfinished_file.h"
 #include "lockstep/tests/support/compressed_text.h"
+#include "lockstep/tests/support/file_size_limit.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
 namespace {
 
+using testing::FileSizeLimit;
 using testing::gzip_of;
 using testing::TemporaryFolder;
 using testing::throws_with;
@@ -122,6 +124,35 @@ TEST_F(BuildDatasetTest, EachKeyHasASet) {
         build({input, "x.txt"}, options);
       },
       "one key, because 'x.txt' is a text"));
+}
+
+TEST_F(BuildDatasetTest, AFullDiskAtTheEndLeavesTheSetsOfAllKeysAsTheyWere) {
+  const auto input = [this](const std::string& text, const std::string& title) {
+    return folder_.write("a.jsonl", nlohmann::json{{"text", text}, {"title", title}}.dump());
+  };
+  const auto files = [this] {
+    return std::distance(std::filesystem::directory_iterator(folder_.path()), {});
+  };
+  const std::string longer(1 << 13, 'B');  // which the writer holds back until the end
+  BuildDataset options;
+  options.json_keys = {"text", "title"};
+  const auto refused = [&](const std::string& path) {
+    const FileSizeLimit limit(longer.size());
+    return throws_with<FileError>(
+        [&] { build({path}, options); },
+        prefix_ + "_title_document.bin' cannot be written: File too large");
+  };
+  EXPECT_TRUE(refused(input("bb", longer)));
+  EXPECT_EQ(files(), 1);
+  build({input("aa", "A")}, options);
+  EXPECT_EQ(files(), 5);
+  EXPECT_TRUE(refused(input("bb", longer)));
+  EXPECT_EQ(files(), 5);
+  EXPECT_EQ(read("_text_document"), (Documents{{"aa"}}));
+  EXPECT_EQ(read("_title_document"), (Documents{{"A"}}));
+  build({input("bb", longer)}, options);
+  EXPECT_EQ(read("_text_document"), (Documents{{"bb"}}));
+  EXPECT_EQ(read("_title_document"), (Documents{{longer}}));
 }
 
 TEST_F(BuildDatasetTest, KeysThatAreGivenAreNotThoseOfATextAlone) {

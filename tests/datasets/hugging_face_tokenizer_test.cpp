@@ -121,6 +121,24 @@ TEST_F(DamagedTokenizer, StepsAreNamed) {
   EXPECT_TRUE(refused("/post_processor/type", "New", "'T': post_processor.type: found \"New\""));
 }
 
+TEST_F(DamagedTokenizer, MetaspaceDecodesAlone) {
+  const auto decoder = [](const std::string& steps) {
+    return HfJson::parse(R"({"type": "Sequence", "decoders": [{"type": "Metaspace"}, )" + steps +
+                         "]}");
+  };
+  const std::string fallback = R"({"type": "ByteFallback"})", fuse = R"({"type": "Fuse"})",
+                    strip = R"({"type": "Strip", "content": " ", "start": 1, "stop": 0})";
+  const std::string allowed = "allowed: ByteLevel or Metaspace alone";
+  EXPECT_TRUE(refused("/decoder", decoder(fallback + ", " + fuse + ", " + strip),
+                      "'T': decoder.decoders[1].type: found \"ByteFallback\", " + allowed));
+  EXPECT_TRUE(refused("/decoder", decoder(fuse + ", " + strip),
+                      "'T': decoder.decoders[2].type: found \"Strip\", " + allowed));
+  HfJson fused = fuzz::sentence_sample();
+  fused["decoder"] = decoder(fuse);
+  HuggingFaceTokenizer tokenizer = hf_tokenizer(fused);
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode("the  the")), "the  the");
+}
+
 TEST_F(DamagedTokenizer, AddedTokensAreNamed) {
   EXPECT_TRUE(refused("/added_tokens/1/id", 5, "'T': added_tokens[1].id: found 5, allowed: 26"));
   EXPECT_TRUE(
