@@ -19,6 +19,7 @@ namespace {
 
 constexpr int64_t kLongestManifest = int64_t{1} << 30;
 constexpr int64_t kLongestConfig = int64_t{64} << 20;
+constexpr size_t kMostOpen = 64;  // each keeps a block; a process may often open 1,024 files
 
 /// A piece of a tensor in a file.
 struct Placed {
@@ -115,7 +116,7 @@ CheckpointReader::CheckpointReader(CheckpointSource source)
 void CheckpointReader::index_manifest() {
   for (const ManifestTensor& tensor : manifest_.tensors)
     tensors_[{tensor.name, tensor.state}] = &tensor;
-  shards_.resize(manifest_.files.size());
+  checked_.resize(manifest_.files.size());
 }
 
 CheckpointReader::~CheckpointReader() = default;
@@ -143,19 +144,31 @@ const ManifestTensor* CheckpointReader::find(const std::string& name,
 }
 
 ShardReader& CheckpointReader::shard(int64_t file, std::string_view what) {
-  auto& reader = shards_[static_cast<size_t>(file)];
-  if (reader) return *reader;
-  const ManifestFile& expected = manifest_.files[static_cast<size_t>(file)];
-  if (source_) {
-    reader = std::make_unique<ShardReader>(source_->open(expected), expected);
-    return *reader;
+  const auto found = std::find_if(open_.begin(), open_.end(),
+                                  [file](const auto& shard) { return shard.first == file; });
+  if (found != open_.end()) {
+    open_.splice(open_.begin(), open_, found);
+  } else {
+    open_.emplace_front(file, open_shard(file, what));
+    if (open_.size() > kMostOpen) {
+      bytes_of_closed_ += open_.back().second->bytes_read();
+      open_.pop_back();
+    }
   }
+  return *open_.front().second;
+}
+
+std::unique_ptr<ShardReader> CheckpointReader::open_shard(int64_t file, std::string_view what) {
+  const auto index = static_cast<size_t>(file);
+  const ManifestFile& expected = manifest_.files[index];
+  if (source_) return std::make_unique<ShardReader>(source_->open(expected), expected);
   auto opened = std::make_unique<ShardReader>(path_, expected);
+  if (checked_[index]) return opened;
   const auto placed = pieces_of(manifest_, file);
   const auto damage = placed.empty() ? std::nullopt : check_header(*opened, placed, what);
   require<FileError>(!damage, "{}", damage ? damage->message : "");
-  reader = std::move(opened);
-  return *reader;
+  checked_[index] = true;
+  return opened;
 }
 
 void CheckpointReader::read(const ManifestTensor& tensor, const TensorPart& part, char* out) {
@@ -196,9 +209,8 @@ Config CheckpointReader::config() {
 }
 
 int64_t CheckpointReader::bytes_read() const {
-  int64_t bytes = 0;
-  for (const auto& reader : shards_)
-    if (reader) bytes += reader->bytes_read();
+  int64_t bytes = bytes_of_closed_;
+  for (const auto& [file, shard] : open_) bytes += shard->bytes_read();
   return bytes;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <string>
@@ -18,7 +19,7 @@ struct CheckpointSource;
 
 /// A complete checkpoint, on disk or in the memory of the ranks. Reads any part of any tensor,
 /// whatever layout saved it. Reads only the blocks of the files that hold the part, and checks each
-/// block. Needs no libtorch. Not thread-safe.
+/// block. Keeps at most 64 files open. Needs no libtorch. Not thread-safe.
 class CheckpointReader {
  public:
   /// Opens `folder`, or the newest checkpoint in it, even while a run saves there and removes
@@ -67,6 +68,7 @@ class CheckpointReader {
 
  private:
   ShardReader& shard(int64_t file, std::string_view what);
+  std::unique_ptr<ShardReader> open_shard(int64_t file, std::string_view what);
   void read_manifest();
   void index_manifest();
 
@@ -77,7 +79,9 @@ class CheckpointReader {
   Manifest manifest_;
   uint32_t manifest_checksum_ = 0;
   std::map<std::pair<std::string, std::string>, const ManifestTensor*> tensors_;
-  std::vector<std::unique_ptr<ShardReader>> shards_;
+  std::list<std::pair<int64_t, std::unique_ptr<ShardReader>>> open_;  ///< the last used in front
+  std::vector<bool> checked_;    ///< whether a file's header agrees with the manifest
+  int64_t bytes_of_closed_ = 0;  ///< read from files that were closed
 };
 
 /// Calls `use` with the checkpoint that `folder` refers to. If `use` returns false or throws

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <random>
+#include <tuple>
 #include <utility>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
@@ -34,10 +35,16 @@ int lock_temporary(const fs::path& folder) {
   return -1;
 }
 
-bool on_one_file_system(const fs::path& a, const fs::path& b) {
-  struct stat of_a = {}, of_b = {};
-  return ::stat(a.c_str(), &of_a) == 0 && ::stat(b.c_str(), &of_b) == 0 &&
-         of_a.st_dev == of_b.st_dev;
+/// Whether one folder can be renamed into the other. It may be mounted from elsewhere on the same
+/// file system.
+bool on_one_mount(const fs::path& a, const fs::path& b) {
+  const auto place_of = [](const fs::path& path) {
+    struct statx found = {};
+    const bool is_there = ::statx(AT_FDCWD, path.c_str(), 0, STATX_MNT_ID, &found) == 0;
+    return std::tuple(is_there, found.stx_dev_major, found.stx_dev_minor, found.stx_mnt_id);
+  };
+  const auto of_a = place_of(a);
+  return std::get<0>(of_a) && of_a == place_of(b);
 }
 
 bool same_content(const fs::path& a, const fs::path& b) {
@@ -58,7 +65,7 @@ ExportFolder::ExportFolder(const std::string& folder, std::vector<std::string> n
     if (!folder_.has_filename()) folder_ = folder_.parent_path();
     fs::create_directories(folder_.parent_path());
     require<FileError>(!fs::exists(folder_) || fs::is_directory(folder_), "found no folder");
-    const bool beside = !fs::exists(folder_) || holds_these_alone();
+    const bool beside = !fs::exists(folder_) || may_be_replaced();
     make_temporary(beside ? folder_.string() + kUnfinished : (folder_ / kUnfinished).string());
   } catch (const fs::filesystem_error& error) {
     fail<FileError>("{}: folder '{}' cannot be created: {}", given_as, folder,
@@ -79,8 +86,10 @@ bool ExportFolder::is_of_export(const std::string& name) const {
          (is_earlier_ && is_earlier_(name));
 }
 
-bool ExportFolder::holds_these_alone() const {
-  if (!on_one_file_system(folder_, folder_.parent_path())) return false;
+bool ExportFolder::may_be_replaced() const {
+  const fs::path parent = folder_.parent_path();
+  if (!on_one_mount(folder_, parent) || ::access(parent.c_str(), R_OK | W_OK | X_OK) != 0)
+    return false;
   const auto entries = names_in_folder(folder_);
   return std::all_of(entries.begin(), entries.end(), [&](const std::string& name) {
     return is_of_export(name) && fs::is_regular_file(fs::symlink_status(folder_ / name));

@@ -12,10 +12,11 @@ namespace lockstep {
 /// Several files that appear together in a folder, at the end or not at all. They are written into
 /// a temporary folder. If the folder does not exist yet, or holds only files of earlier exports,
 /// the temporary folder becomes the folder, in the latter case by an atomic exchange. A folder that
-/// also holds other files (or is a mount point, or is on a file system without such exchanges)
-/// keeps those: the files are moved into it one by one, and additional files of an earlier export
-/// are removed. The last of the names is removed first and added last, so that it is never next to
-/// files of another export, unless it is unchanged and at most one of the others has changed.
+/// also holds other files (or is a mount point, or is on a file system without such exchanges, or
+/// in a folder that this process may not read and write) keeps those: the files are moved into it
+/// one by one, and additional files of an earlier export are removed. The last of the names is
+/// removed first and added last, so that it is never next to files of another export, unless it is
+/// unchanged and at most one of the others has changed.
 class ExportFolder {
  public:
   /// Whether a file of that name is one of an earlier export.
@@ -40,7 +41,7 @@ class ExportFolder {
 
  private:
   bool is_of_export(const std::string& name) const;
-  bool holds_these_alone() const;
+  bool may_be_replaced() const;
   void make_temporary(const std::string& prefix);
   void remove_abandoned(const std::string& prefix);
   void put_in_place() const;

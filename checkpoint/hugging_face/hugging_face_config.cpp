@@ -39,7 +39,7 @@ TransformerConfig parse_gpt2(const JsonKeys& keys) {
   model.num_layers = keys.size("n_layer");
   model.hidden_size = keys.size("n_embd");
   model.num_attention_heads = keys.size("n_head");
-  model.ffn_hidden_size = keys.size("n_inner", 4 * model.hidden_size);
+  if (keys.has("n_inner")) model.ffn_hidden_size = keys.size("n_inner");
   model.seq_length = keys.size("n_positions");
   model.vocab_size = keys.size("vocab_size");
   model.layernorm_epsilon = keys.get<double>("layer_norm_epsilon", 1e-5);

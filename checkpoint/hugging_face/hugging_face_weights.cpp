@@ -99,6 +99,7 @@ at::Tensor convert_back(const Rule& rule, const std::vector<at::Tensor>& parts,
       return first.dim() == 1 ? joined.flatten() : joined;
     }
     case Form::separate_qkv: {
+      TORCH_CHECK(first.dim() > 0);
       std::vector<int64_t> shape = first.sizes().vec();
       for (size_t i = 0; i < parts.size(); ++i) {
         shape.at(0) = heads.rows()[i];

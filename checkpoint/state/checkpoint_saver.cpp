@@ -348,9 +348,11 @@ std::unique_ptr<CheckpointSaver::Job> CheckpointSaver::begin(
   }
   const std::string failure =
       first_of(kFailed, all_gather_texts(state_.world(), status, "checkpoint begin"));
-  if (!failure.empty() && makes_folder && job) job->checkpoint.discard();
-  require<FileError>(failure.empty(), "{}", failure);
-  return job;
+  if (failure.empty()) return job;
+  if (makes_folder && job) job->checkpoint.discard();
+  const std::string& last = result.last_error;
+  const std::string told = last.empty() ? "" : "the save before this one failed: " + last;
+  fail<FileError>("{}", join_problems({failure, told, result.problem}));
 }
 
 void CheckpointSaver::finish_copy() {

@@ -56,8 +56,9 @@ double TrainedRank::step(int64_t number) {
     if (has_loss) total += output.detach().sum();
     return output;
   }});
+  const bool per_token = ddp_->scaling_mode() == GradientScalingMode::per_token;
   std::optional<at::Tensor> tokens;
-  if (ddp_->scaling_mode() == GradientScalingMode::per_token)
+  if (per_token)
     tokens =
         at::full({}, grids.groups(GroupKind::dp_cp).position_of(state_.rank()) == 0 ? 1.0 : 0.0,
                  at::kDouble);
@@ -67,6 +68,7 @@ double TrainedRank::step(int64_t number) {
     finalize_model_grads({&*ddp_}, tokens);
   optimizer_->step();
   ddp_->finish_param_sync();
+  if (!per_token) total /= static_cast<double>(grids.size(GroupKind::dp_cp));
   for (const GroupKind kind : {GroupKind::dp_cp, GroupKind::pp})
     all_reduce(state_.group(kind), total, ReduceOp::sum, kLossOfStep).wait();
   return total.item<double>();

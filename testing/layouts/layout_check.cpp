@@ -56,15 +56,17 @@ std::optional<Finding> norm_fault(const Comparison& comparison, double& differen
   finding.text =
       fmt::format("the gradient norm is {:.17g}, in one process {:.17g}", found, expected);
   const double excess = found * found - expected * expected;
+  const auto most = static_cast<double>(comparison.layout.ranks);
   for (const auto& [name, grad] : comparison.whole().local) {
-    const double share = excess / grad.square().sum().item<double>();
-    if (std::abs(share - std::round(share)) > 1e-6 || std::abs(share) < 0.5) continue;
+    const double counted = excess / grad.square().sum().item<double>() + 1;
+    const double whole = std::round(counted);
+    if (whole == 1 || !(whole >= 0 && whole <= most && std::abs(counted - whole) <= 1e-6)) continue;
     finding.parameter = name;
-    finding.factor = share + 1;
+    finding.factor = counted;
     finding.text = fmt::format(
         "`{}`: {}: it is counted {:.0f} times; ranks or stages that hold copies of it do not know "
         "of each other: see ParamDescription::placements, stages and tie",
-        name, finding.text, share + 1);
+        name, finding.text, counted);
     break;
   }
   return finding;

@@ -43,9 +43,9 @@ Outcome run(int64_t world, const RankBody& body, RankThreadOptions options) {
         return make_recording_backend(make_gloo_backend(spec), options.backend_log, spec.group_name,
                                       rank);
       };
-    if (options.adjust) options.adjust(rank, state_options);
     std::optional<ParallelState> state;
     try {
+      if (options.adjust) options.adjust(rank, state_options);
       state.emplace(store, rank, state_options);
       body(*state);
     } catch (...) {

@@ -210,6 +210,50 @@ TEST(JoinManifests, RanksWhosePiecesDifferAreNamed) {
   EXPECT_TRUE(throws_with<UsageError>([&] { join("F32", {4, 5}); }, "another F32 [4, 5]"));
 }
 
+/// "w" has an element in each shard; "far" is before that of the first.
+TEST(CheckpointReader, KeepsFewOfManyShardsOpen) {
+  constexpr int64_t kShards = 100, kFar = 2 * kChecksumBlock;
+  const TemporaryFolder folder;
+  const PartialCheckpoint partial(folder.path(), 1);
+  partial.begin();
+  const std::string far(kFar, 'f');
+  const TensorPart all_far = {whole_box({kFar}), {0, kFar}};
+  int64_t bytes = 0;
+  std::vector<Manifest> parts(kShards);
+  for (int64_t rank = 0; rank < kShards; ++rank) {
+    const auto value = static_cast<float>(rank);
+    const TensorPart one = {box_of({1}, {{0, rank, kShards}}), {0, 1}};
+    std::vector<ShardContent> contents = {{"w", "", "F32", one, &value, 4}};
+    if (rank == 0) contents.insert(contents.begin(), {"far", "", "U8", all_far, far.data(), kFar});
+    const WrittenShard shard =
+        write_shard(partial.file("."), "rank_" + std::to_string(rank), contents);
+    Manifest& part = parts[static_cast<size_t>(rank)];
+    part.files.push_back(shard.file);
+    for (size_t i = 0; i < contents.size(); ++i)
+      part.tensors.push_back({contents[i].name,
+                              "",
+                              contents[i].dtype,
+                              contents[i].part.box.shape,
+                              {{0, shard.offsets[i], contents[i].part}}});
+    bytes += shard.file.size;
+  }
+  partial.commit(format_manifest(join_manifests({}, parts)));
+  const auto open_files = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+  };
+  const auto before = open_files();
+  CheckpointReader reader(folder.path());
+  // The first time also the blocks with the headers are read; of "far" there is one more.
+  for (const int64_t expected : {bytes - kChecksumBlock, 2 * bytes - 3 * kChecksumBlock}) {
+    float found[kShards];
+    reader.read(*reader.find("w"), {whole_box({kShards}), {0, kShards}},
+                reinterpret_cast<char*>(found));
+    for (int64_t i = 0; i < kShards; ++i) EXPECT_EQ(found[i], static_cast<float>(i));
+    EXPECT_LE(open_files() - before, 64);
+    EXPECT_EQ(reader.bytes_read(), expected);
+  }
+}
+
 TEST_F(CheckpointDamageTest, EveryByteOfAShardIsGuarded) {
   const std::string whole = folder_.read("step_7/rank_00001.safetensors");
   const auto first_damage = [&] {

@@ -128,6 +128,31 @@ TEST_F(CheckpointSaverTest, ASaveThatAnotherRankFailedToWriteKeepsNobodyBusy) {
   EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_2"}));
 }
 
+/// Rank 1 cannot write step 1, and then rank 0 cannot make a folder for step 2.
+TEST_F(CheckpointSaverTest, AFailureIsToldByASaveThatFailsToo) {
+  const std::string into = folder("both"), elsewhere = folder("elsewhere");
+  std::filesystem::create_directories(elsewhere);
+  std::filesystem::create_directory_symlink(into + "/step_3.partial",
+                                            elsewhere + "/step_3.partial");
+  testing::run_ranks(2, [&](const ParallelState& state) {
+    CheckpointSaver saver(state, {.folder = state.rank() == 0 ? into : elsewhere, .async = true});
+    const std::vector<StateTensor> tensors = some_state(at::full({1000}, 3.0F));
+    TrainingProgress progress;
+    progress.iteration = 1;
+    saver.save(tensors, progress, Config{});
+    if (state.rank() == 0) folder_.write("both/step_2", "a file");
+    progress.iteration = 2;
+    const auto save = [&] { saver.save(tensors, progress, Config{}); };
+    EXPECT_TRUE(throws_with<FileError>(
+        save, "; the save before this one failed: rank 1: '" + elsewhere + "/step_1.partial/"));
+    EXPECT_TRUE(throws_with<FileError>(save, "rank 0: checkpoint '" + into + "/step_2': found"));
+    progress.iteration = 3;
+    EXPECT_EQ(saver.save(tensors, progress, Config{}).last_error, "");
+    saver.finish();
+  });
+  EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_3"}));
+}
+
 /// As on a full disk, which the loop needs for its metrics before the next save is due.
 TEST_F(CheckpointSaverTest, AnAsynchronousSaveThatFailsLeavesNoHalfWrittenShard) {
   const std::string into = folder("half"), shard = into + "/step_1.partial/rank_00000.safetensors";

@@ -167,6 +167,10 @@ TEST(HuggingFaceConfig, DamageIsNamed) {
   EXPECT_TRUE(refuses(R"({"model_type":"llama","num_hidden_layers":0})", "found 0, allowed: >= 1"));
   EXPECT_TRUE(refuses(R"({"model_type":"llama","num_hidden_layers":1.5})",
                       "'num_hidden_layers': found 1.5, allowed: a whole number"));
+  const std::string gpt2 =
+      R"({"model_type":"gpt2","n_layer":2,"n_head":1,"n_positions":64,"vocab_size":256,"n_embd":)";
+  EXPECT_TRUE(refuses(gpt2 + "2305843009213693952}",
+                      "'config.json': model.hidden_size: found 2305843009213693952, allowed"));
   const std::string qwen =
       R"({"model_type":"qwen2","hidden_size":64,"intermediate_size":64,"num_hidden_layers":2,)"
       R"("num_attention_heads":4,"num_key_value_heads":4,"vocab_size":256,)"

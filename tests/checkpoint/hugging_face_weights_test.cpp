@@ -163,6 +163,9 @@ TEST_F(HuggingFaceFiles, ShapesAndDtypesThatDoNotFitAreRefused) {
       damaged[name] = tensor.to(at::kInt);
       save("model.safetensors", damaged);
       EXPECT_TRUE(refuses("tensor '" + name + "': found dtype I32, allowed: floating point"));
+      damaged[name] = at::ones({});
+      save("model.safetensors", damaged);
+      EXPECT_TRUE(refuses("shape [")) << name;
       if (tensor.dim() != 2 || tensor.size(0) == tensor.size(1)) continue;
       damaged[name] = tensor.view({tensor.size(1), tensor.size(0)});
       save("model.safetensors", damaged);

@@ -1,8 +1,15 @@
 #include "lockstep/checkpoint/sharded_safetensors.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cstdio>
+#include <exception>
 #include <filesystem>
+#include <functional>
 
 #include "lockstep/checkpoint/export_folder.h"
 #include "lockstep/checkpoint/safetensors_index.h"
@@ -141,6 +148,74 @@ TEST(ExportFolder, LeavesNoShardOfAnEarlierExport) {
     export_files(sharded);
     EXPECT_EQ(listing(out), "config.json " + all + "model.safetensors.index.json " + other);
   }
+}
+
+constexpr int kNotPossible = 77;
+
+/// The status of a process that exports `first` and then `second` to `out` once `begin` has
+/// returned true: 0, kNotPossible if it returns false, otherwise 1.
+int status_of_exports(const std::string& out, const std::function<bool()>& begin) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    int status = begin() ? 0 : kNotPossible;
+    if (status == 0) try {
+        for (const char* const text : {"first", "second"}) {
+          ExportFolder files(out, {"model.safetensors", "config.json"}, "--hf");
+          for (const char* const name : {"model.safetensors", "config.json"})
+            write_file(files.file(name), {text});
+          files.publish();
+        }
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+        status = 1;
+      }
+    ::_exit(status);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
+
+// A folder of the user in one of somebody else.
+TEST(ExportFolder, MayLieInAFolderThatCannotBeReadOrWritten) {
+  using std::filesystem::perms;
+  constexpr unsigned kUser = 65534;
+  const TemporaryFolder folder;
+  const std::filesystem::path parent = folder.path() / "parent", out = parent / "out";
+  std::filesystem::create_directories(out);
+  std::filesystem::permissions(folder.path(), perms{0755});
+  std::filesystem::permissions(out, perms::all);
+  for (const perms mode : {perms{0555}, perms{0333}, perms{0111}}) {
+    std::filesystem::permissions(parent, mode);
+    const int status = status_of_exports(out, [&] {
+      return (::geteuid() != 0 || ::setuid(kUser) == 0) && ::access(out.c_str(), W_OK) == 0;
+    });
+    std::filesystem::permissions(parent, perms::all);
+    if (status == kNotPossible) GTEST_SKIP() << "another user cannot reach " << out;
+    ASSERT_EQ(status, 0);
+    EXPECT_EQ(listing(parent), "out ");
+    EXPECT_EQ(listing(out), "config.json model.safetensors ");
+    EXPECT_EQ(folder.read("parent/out/model.safetensors"), "second");
+  }
+}
+
+TEST(ExportFolder, MayBeMountedFromTheFileSystemOfItsParent) {
+  const TemporaryFolder folder;
+  const std::filesystem::path parent = folder.path() / "parent", out = parent / "out";
+  const std::string volume = folder.path() / "volume";
+  std::filesystem::create_directories(out);
+  std::filesystem::create_directory(volume);
+  const int status = status_of_exports(out, [&] {
+    return ::unshare(CLONE_NEWNS) == 0 &&
+           ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+           ::mount(volume.c_str(), out.c_str(), nullptr, MS_BIND, nullptr) == 0;
+  });
+  if (status == kNotPossible) GTEST_SKIP() << "this user cannot mount a folder";
+  ASSERT_EQ(status, 0);
+  EXPECT_EQ(listing(volume), "config.json model.safetensors ");
+  EXPECT_EQ(folder.read("volume/config.json"), "second");
+  EXPECT_EQ(listing(parent), "out ");
+  EXPECT_EQ(listing(out), "");
 }
 
 TEST(WeightsWriter, ThatCannotBeginLeavesNothing) {

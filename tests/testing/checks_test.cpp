@@ -137,6 +137,18 @@ TEST(RankThreads, WhateverARankThrowsIsItsError) {
   EXPECT_THROW(run_ranks(1, [](const ParallelState&) { throw 7; }), int);
 }
 
+TEST(RankThreads, WhatAdjustThrowsIsTheRanksError) {
+  RankThreadOptions options;
+  options.adjust = [](int64_t rank, ParallelStateOptions&) {
+    throw std::runtime_error("no options for rank " + std::to_string(rank));
+  };
+  int64_t bodies = 0;
+  const auto body = [&](const ParallelState&) { ++bodies; };
+  EXPECT_EQ(errors_of_ranks(2, body, options),
+            (std::vector<std::string>{"no options for rank 0", "no options for rank 1"}));
+  EXPECT_EQ(bodies, 0);
+}
+
 auto make_net() {
   return
       [](const ParallelContext& context) { return std::make_shared<Net>(context, Mistake::none); };
@@ -299,6 +311,29 @@ TEST(CheckpointCheck, RoundTripsAndReshardsKeepEveryBit) {
     const CheckpointReport report = check_checkpoint(make_net(), loss_of_net(), from, to, options);
     EXPECT_TRUE(report.ok()) << to_string(report);
     EXPECT_NEAR(report.next_loss, report.loaded_loss, 1e-10);
+  }
+}
+
+TEST(CheckpointCheck, ALossThatIsAMeanIsThatOfTheGlobalBatchOnEveryLayout) {
+  CheckOptions mean, average;
+  mean.ddp.calculate_per_token_loss = false;
+  average.ddp.average_in_collective = true;
+  const auto make = [](const ParallelContext& context) {
+    return std::make_shared<Net>(context, Mistake::mean_loss);
+  };
+  const auto loss = [](Net& net, const StageInput& input) {
+    const at::Tensor output = net.forward(input);
+    return output.dim() == 0 ? output / 2 : output;  // micro-batches
+  };
+  const RankLayout one = {}, dp = {.ranks = 2}, both = {.ranks = 4, .sizes = {.pipeline = 2}};
+  for (const CheckOptions& options : {mean, average}) {
+    const CheckpointReport alone = check_checkpoint(make, loss, one, one, options);
+    EXPECT_TRUE(alone.ok()) << to_string(alone);
+    for (const auto& [from, to] : {std::pair(dp, one), std::pair(one, dp), std::pair(both, one)}) {
+      const CheckpointReport report = check_checkpoint(make, loss, from, to, options);
+      EXPECT_TRUE(report.ok()) << to_string(report);
+      EXPECT_NEAR(report.next_loss, alone.next_loss, 1e-9) << to_string(report);
+    }
   }
 }
 

@@ -171,6 +171,37 @@ TEST(LayoutCheck, WhatARankThrowsIsAFindingWhateverItsType) {
   EXPECT_NE(report.layouts.front().culprit->text.find("out of luck"), std::string::npos);
 }
 
+/// Each of two stages computes the whole gradient of its copies, and nothing says that they are
+/// copies. The loss does not depend on their values.
+struct Copies : torch::nn::Module {
+  explicit Copies(const ParallelContext& made) : context(made) {
+    for (const char* const name : {"a", "b", "c"})
+      register_parameter(name, at::ones({3}, at::kDouble));
+  }
+  at::Tensor forward(const at::Tensor& hidden) {
+    const auto params = named_parameters();
+    const at::Tensor terms = params["a"] * 0 + params["b"] * 1e-17 + params["c"];
+    const ProcessGroup pp = context.state.group(GroupKind::pp);
+    const at::Tensor before = pp.rank() == 0 ? at::ones({3}, at::kDouble) : hidden;
+    const at::Tensor sum = before + (terms - terms.detach());
+    return pp.rank() == pp.size() - 1 ? sum.sum() : sum;
+  }
+  ParallelContext context;
+};
+
+TEST(LayoutCheck, AGradientOfAlmostZeroIsNotWhatTheNormCountsTwice) {
+  const LayoutReport report = check_layouts(
+      [](const ParallelContext& context) { return std::make_shared<Copies>(context); },
+      [](Copies& copies, const StageInput& input) { return copies.forward(input.hidden); },
+      {{.ranks = 2, .sizes = {.pipeline = 2}}});
+  ASSERT_FALSE(report.ok());
+  const Finding& culprit = *report.layouts.front().culprit;
+  EXPECT_EQ(culprit.pass, "norm") << to_string(report);
+  EXPECT_EQ(culprit.parameter, "c") << to_string(report);
+  EXPECT_NEAR(culprit.factor.value_or(0), 2, 1e-9);
+  EXPECT_NE(culprit.text.find("it is counted 2 times"), std::string::npos) << culprit.text;
+}
+
 class Mistakes : public ::testing::TestWithParam<own_net::Case> {};
 
 TEST_P(Mistakes, AreNamedWithTheirParameter) {
