@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 #include <sstream>
+#include <utility>
 
 #include "lockstep/core/attention_rules.h"
 #include "lockstep/core/check.h"
@@ -209,6 +210,19 @@ void check_conversations(const DataConfig& data) {
                        to_string(data.chat_template));
 }
 
+/// All runs but those in fp64 compute with them in fp32.
+void check_epsilons(const Config& config) {
+  if (config.train.precision == Precision::fp64) return;
+  const std::pair<const char*, double> fields[] = {
+      {"model.layernorm_epsilon", config.model.layernorm_epsilon},
+      {"optimizer.adam_eps", config.optimizer.adam_eps}};
+  for (const auto& [name, value] : fields)
+    require<ConfigError>(static_cast<float>(value) > 0,
+                         "{}: found {}, which is 0 in fp32; allowed with train.precision = {}: at "
+                         "least 1e-45",
+                         name, value, to_string(config.train.precision));
+}
+
 }  // namespace
 
 void check_rules(const Config& given) {
@@ -224,6 +238,7 @@ void check_rules(const Config& given) {
   });
   check_ddp(config.ddp);
   check_optimizer(config);
+  check_epsilons(config);
   require<ConfigError>(
       !config.model.offload_activations || config.train.cuda_graph == CudaGraph::none,
       "model.offload_activations: found true, and train.cuda_graph = {}; allowed: false, or "
@@ -240,7 +255,7 @@ void check_rules(const Config& given) {
   check_data(config.data);
   if (config.train.task == TrainTask::sft) check_conversations(config.data);
   check_lora(config);
-  check_fp8(config);
+  refuse_unusable_sizes([&] { check_fp8(config); });
   check_batch_sizes(config.train);
   check_checkpoint(config);
   check_spikes(config);

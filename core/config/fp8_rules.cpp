@@ -70,7 +70,7 @@ void check_tokens(const Config& config) {
                        kMultiple);
   if (!config.model.multi_latent_attention || !parallel.sequence_parallel) return;
   const int64_t own = checked_mul(tokens / parallel.tensor_model_parallel_size,
-                                  config.train.micro_batch_size, "tokens of a micro-batch");
+                                  config.train.micro_batch_size, "train.micro_batch_size");
   require<ConfigError>(own % kMultiple == 0,
                        "model.seq_length: found {}, so that a rank of tp has {} tokens of a "
                        "micro-batch, allowed with train.fp8, model.multi_latent_attention and "

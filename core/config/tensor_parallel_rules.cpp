@@ -15,7 +15,8 @@ void check_groups(const TransformerConfig& model, int64_t ranks, const FieldName
                        names.num_query_groups, groups, kTensor, ranks);
   if (groups >= ranks) return;
   const int64_t sharing = ranks / groups;
-  const int64_t rows = (model.num_attention_heads / groups + 2) * *model.kv_channels;
+  const int64_t rows =
+      checked_mul(model.num_attention_heads / groups + 2, *model.kv_channels, names.kv_channels);
   require<ConfigError>(rows % sharing == 0,
                        "{}: found {}, so that a query group has {} rows of linear_qkv, allowed: "
                        "rows that divide by the {} ranks that share a group "

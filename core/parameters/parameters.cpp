@@ -168,6 +168,7 @@ at::Tensor initial_piece(const ParamSpec& spec, const ParamOrigin& origin) {
 at::Tensor DescribedModule::add(const ParamSpec& spec, const ParamOrigin& origin) {
   ParamSpec whole = spec;
   whole.name = origin.name + spec.name;
+  spec.description.validate(whole.name);
   splits_sequence_ = splits_sequence_ || origin.splits_sequence;
   at::Tensor& registered =
       register_described_parameter(spec.name, initial_piece(whole, origin), spec.description);

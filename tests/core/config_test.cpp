@@ -192,6 +192,17 @@ TEST(Config, ValuesOutOfBoundsAreNamedWithWhatIsAllowed) {
   for (const auto& [assignment, message] : cases) EXPECT_EQ(refusal("", {assignment}), message);
 }
 
+TEST(Config, AnEpsilonThatIsZeroInTheArithmeticOfTheRunIsRefused) {
+  for (const std::string field : {"optimizer.adam_eps", "model.layernorm_epsilon"}) {
+    EXPECT_EQ(refusal("", {field + "=1e-46"}),
+              field +
+                  ": found 1e-46, which is 0 in fp32; allowed with train.precision = fp32: at "
+                  "least 1e-45");
+    EXPECT_NO_THROW(parse_config("", "c", {field + "=1e-46", "train.precision=fp64"}));
+    EXPECT_NO_THROW(parse_config("", "c", {field + "=1e-45"}));
+  }
+}
+
 TEST(Config, ContradictionsAreNamed) {
   const std::pair<std::vector<std::string>, const char*> cases[] = {
       {{"model.hidden_size=100", "model.num_attention_heads=3"},

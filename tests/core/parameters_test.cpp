@@ -6,6 +6,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/philox.h"
+#include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
 namespace {
@@ -52,6 +53,13 @@ TEST(DescribedModule, RefusesADescriptionThatContradictsItself) {
     Wrong() { register_described_parameter("weight", at::zeros({1}), {.tie = Tie{}}); }
   };
   EXPECT_THROW(Wrong(), UsageError);
+}
+
+TEST(DescribedModule, AddNamesTheWholeParameterWhoseDescriptionContradictsItself) {
+  struct Wrong : DescribedModule {
+    Wrong() { add({"weight", {2}, ConstantValue{0}, {.tie = Tie{}}}, {.name = "layers.7."}); }
+  };
+  EXPECT_TRUE(testing::throws_with<UsageError>([] { Wrong(); }, "parameter 'layers.7.weight': "));
 }
 
 /// A bias, and a weight that tp cuts by rows. The last rows are padding.

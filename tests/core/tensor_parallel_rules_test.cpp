@@ -46,6 +46,8 @@ TEST(TensorParallelRules, ErrorsNameTheFieldsThatDoNotDivide) {
       {{tensor(12), "model.num_query_groups=2", "model.kv_channels=2"},
        "model.kv_channels: found 2, so that a query group has 16 rows of linear_qkv, allowed: rows "
        "that divide by the 6 ranks"},
+      {{tensor(2), "model.num_query_groups=1", "model.kv_channels=4611686018427387904"},
+       "model.kv_channels: 14 * 4611686018427387904 does not fit into 64 bits"},
       {{"parallel.sequence_parallel=true"},
        "parallel.sequence_parallel: found true, allowed with: "
        "parallel.tensor_model_parallel_size > 1 (found 1)"},
@@ -100,6 +102,11 @@ TEST(Fp8Rules, LatentsNeedMultiplesOf16TokensOnEachRankOfSequenceParallelism) {
       "model.seq_length: found 144, so that a rank of tp has 72 tokens of a micro-batch, allowed "
       "with train.fp8, model.multi_latent_attention and parallel.sequence_parallel: multiples of "
       "16"));
+  EXPECT_TRUE(throws_with<ConfigError>(
+      [&] {
+        parse({latent, sequence, "train.micro_batch_size=200000000000000000"});
+      },
+      "train.micro_batch_size: 72 * 200000000000000000 does not fit into 64 bits"));
   EXPECT_NO_THROW(parse({latent, sequence, "train.micro_batch_size=2"}));
   EXPECT_NO_THROW(parse({latent, "train.micro_batch_size=1"}));
   EXPECT_NO_THROW(parse({sequence, "train.micro_batch_size=1"}));

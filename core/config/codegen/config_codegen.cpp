@@ -303,5 +303,7 @@ int main(int argc, char** argv) {
          << "  static const std::vector<ConfigField> fields = {\n";
   write_fields(source, root, "");
   source << "  };\n  return fields;\n}\n\n}  // namespace lockstep\n";
+  header.flush();
+  source.flush();
   return header.good() && source.good() ? 0 : 1;
 }
