@@ -191,6 +191,7 @@ TEST_P(DeviceFailures, ARankThatNcclFindsGoneIsNamedBeforeTheTimeout) {
   for (const int rank : {0, 2}) {
     expect_part(errors[rank], "all_reduce (sum) of second over group dp [0, 1, 2] failed on rank");
     expect_part(errors[rank], "remote process exited");
+    EXPECT_EQ(errors[rank].find("Exception raised from"), std::string::npos) << errors[rank];
     expect_part(errors[rank], "rank 1: no answer");
   }
 }

@@ -1,6 +1,7 @@
 #include "lockstep/parallel_state/c10d_parts.h"
 
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/failure_reason.h"
 
 namespace lockstep {
 namespace {
@@ -27,7 +28,7 @@ std::optional<std::string> StreamPart::failure() const {
   try {
     std::rethrow_exception(thrown);
   } catch (const std::exception& error) {
-    return error.what();
+    return reason_of(error);  // NCCL's errors have libtorch's stack trace
   }
 }
 

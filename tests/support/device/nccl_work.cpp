@@ -55,7 +55,11 @@ bool NcclWork::isCompleted() {
   const std::string error = spec_.error();
   if (error.empty()) return false;
   const std::lock_guard<std::mutex> lock(mutex_);
-  exception_ = std::make_exception_ptr(std::runtime_error(error));
+  try {
+    C10_THROW_ERROR(DistBackendError, error);  // as c10d's NCCL: what() has a stack trace
+  } catch (const c10::Error&) {
+    exception_ = std::current_exception();
+  }
   return true;
 }
 
