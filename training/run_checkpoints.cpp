@@ -263,10 +263,11 @@ std::string RunCheckpoints::note_loaded(const std::string& path, const std::stri
 RunCheckpoints::Found RunCheckpoints::look() {
   Found found;
   const bool looks_on_disk = !start_.job_id.empty() && !folder_.empty();
-  if (start_.restarts > 0 && (looks_on_disk || copies_)) {
+  if (looks_on_disk || copies_) {  // whatever the count, which hosts may know differently
     const OfJob mine = state_.rank() == 0 ? newest_after_restart(folder_, start_) : OfJob();
     found.of_job = all_gather_texts(state_.world(), mine.path, "checkpoint of the job").front();
-    if (copies_) found.copy = look_for_copy(found.of_job);
+    const bool keeps_memory = start_.restarts > start_.requeues;  // a requeue does not
+    if (copies_ && keeps_memory) found.copy = look_for_copy(found.of_job);
     const bool resumes_older = !found.copy && !found.of_job.empty();
     for (const std::string& problem : mine.problems)
       add_note(problem + (resumes_older ? "; the run resumes from an older checkpoint"

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <set>
 
 #include "lockstep/core/check.h"
 
@@ -100,9 +101,14 @@ void apply(const Setting& setting, const std::string& text, GroupOptions& option
 
 GroupOptions parse_options(const std::string& list, const std::string& text) {
   GroupOptions options;
+  std::set<std::string> given;
   for (size_t at = 0; at <= list.size();) {
     const size_t comma = std::min(list.find(',', at), list.size());
-    apply(Setting(list.substr(at, comma - at), text), text, options);
+    const Setting setting(list.substr(at, comma - at), text);
+    apply(setting, text, options);
+    require<ConfigError>(given.insert(setting.name()).second,
+                         "{}: in '{}', {} is given twice, allowed: once", kField, text,
+                         setting.name());
     at = comma + 1;
   }
   require<ConfigError>(

@@ -75,7 +75,9 @@ std::optional<std::string> gather(c10d::Store& store, const RankList& ranks, int
   const auto look = [&] { return (found = failure()).has_value(); };
   if (wait_for_key(store, "all here", size, deadline, look)) return std::nullopt;
   if (found || look()) return found;
-  return absent_ranks(store, ranks).text + " did not arrive to connect it";
+  const AbsentRanks absent = absent_ranks(store, ranks);
+  if (absent.count == 0) return std::nullopt;  // the last one has just come
+  return absent.text + " did not arrive to connect it";
 }
 
 }  // namespace lockstep

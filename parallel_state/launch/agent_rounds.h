@@ -26,8 +26,8 @@ class AgentRounds {
 
   /// For rank 0. Returns the number of the new round; the first is 0.
   int64_t begin();
-  /// For rank 0, until all ranks have met, and a moment longer if their configurations do not fit:
-  /// tells the number to the ranks that have come meanwhile.
+  /// For rank 0, until all ranks have met, and a moment longer if their configurations do not fit
+  /// or one of them has failed: tells the number to the ranks that have come meanwhile.
   void admit();
   /// For the other ranks. Returns the number of the round, or nothing if rank 0 does not tell it
   /// before `deadline` or before `give_up`, which is called repeatedly, says to stop. `ranks`: how

@@ -196,23 +196,27 @@ LaunchEnvironment read_launch_environment() {
 
 JobStart read_job_start(const EnvironmentReader& read) {
   const Variables variables(read);
-  const auto restarts = [&](const char* name) {
-    return variables.number_or(name, 0, kMaxRestarts, 0);
+  const auto count = [&](const char* name) {
+    return int64_t{variables.number_or(name, 0, kMaxRestarts, 0)};
   };
+  JobStart start;
   const std::string torchrun = variables.text_or("TORCHELASTIC_RUN_ID", "none");
   if (torchrun != "none" || variables.has("LOCKSTEP_JOB_ID"))
-    return {variables.text_or("LOCKSTEP_JOB_ID", torchrun), restarts("TORCHELASTIC_RESTART_COUNT")};
-  if (variables.has("SLURM_JOB_ID") && variables.has("SLURM_STEP_ID"))
-    return {
-        fmt::format("slurm {}.{}", variables.text("SLURM_JOB_ID"), variables.text("SLURM_STEP_ID")),
-        restarts("SLURM_RESTART_COUNT"), /*counted_by_slurm=*/true};
-  return {};
+    start.job_id = variables.text_or("LOCKSTEP_JOB_ID", torchrun);
+  else if (variables.has("SLURM_JOB_ID") && variables.has("SLURM_STEP_ID"))
+    start.job_id =
+        fmt::format("slurm {}.{}", variables.text("SLURM_JOB_ID"), variables.text("SLURM_STEP_ID"));
+  else
+    return start;
+  start.requeues = count("SLURM_RESTART_COUNT");
+  start.restarts = count("TORCHELASTIC_RESTART_COUNT") + start.requeues;
+  return start;
 }
 
 JobStart read_job_start() { return read_job_start(environment_of_process()); }
 
 JobStart with_earlier_rounds(JobStart start, std::optional<int64_t> rounds) {
-  if (rounds) start.restarts = *rounds + (start.counted_by_slurm ? start.restarts : 0);
+  if (rounds) start.restarts = *rounds + start.requeues;
   return start;
 }
 

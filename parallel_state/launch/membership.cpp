@@ -23,7 +23,7 @@ constexpr char kAgreed[] = "agreed";
 constexpr char kRefused[] = "refused";
 constexpr char kGivenBack[] = "given back";
 constexpr char kConnecting[] = "connecting";
-constexpr char kConfig = 'C', kCommunication = 'X', kMissing = 'M';
+constexpr char kConfig = 'C', kCommunication = 'X', kMissing = 'M', kUnable = 'U';
 
 /// The time that ranks waiting for a verdict give the rank that is to write it.
 constexpr milliseconds kGrace{3000};
@@ -97,6 +97,7 @@ Membership::~Membership() {
   try {
     // Other stores may be the caller's; their answers here do not depend on the timeout.
     if (dynamic_cast<StoreClient*>(whole_.get())) whole_->setTimeout(kAnswerTime);
+    if (!failure_.empty()) post(kUnable, failure_);
     take_process_back(*keys_, spec_.rank);
     root_->compareSet(claim_key(spec_.rank), claimed_,
                       fmt::format("{} {}", generation_, kGivenBack));
@@ -137,6 +138,12 @@ void Membership::refuse_second_claim(int64_t generation, const std::string& hold
       spec_.rank, process_of(holder), process_of(token_), in_words(spec_.run_id));
   post(kCommunication, message);
   throw CommunicationError(message);
+}
+
+void Membership::give_up(const std::string& reason) {
+  failure_ = fmt::format("rank {} failed before all ranks had met{}: {}", spec_.rank,
+                         in_words(spec_.run_id), reason);
+  refused_ = true;
 }
 
 void Membership::meet() {
@@ -205,11 +212,16 @@ std::string Membership::missing_ranks(const RankList& gone) const {
                        in_words(spec_.run_id));
   const auto is_told = [&] { return keys_->check({"verdict"}); };
   const AbsentRanks absent = absent_ranks(*keys_, all_ranks(), is_told);
+  const double seconds = static_cast<double>(spec_.timeout.count()) / 1e3;
+  if (absent.count == 0)
+    return fmt::format(
+        "all {} ranks have arrived, but not all have met within {:.1f} s: one of them may hang{}",
+        spec_.world_size, seconds, in_words(spec_.run_id));
   return fmt::format(
       "{} did not arrive within {:.1f} s: {} of {} ranks have "
       "arrived{}{}",
-      absent.text, static_cast<double>(spec_.timeout.count()) / 1e3,
-      spec_.world_size - absent.count, spec_.world_size, in_words(spec_.run_id), strangers());
+      absent.text, seconds, spec_.world_size - absent.count, spec_.world_size,
+      in_words(spec_.run_id), strangers());
 }
 
 /// The refused connections: missing ranks may be among them.
@@ -230,7 +242,7 @@ void Membership::obey(const std::string& verdict) {
   if (verdict == kAgreed) return;
   const std::string message = verdict.substr(1);
   incomplete_ = verdict.front() == kMissing;
-  refused_ = verdict.front() == kConfig;
+  refused_ = verdict.front() == kConfig || verdict.front() == kUnable;
   if (verdict.front() == kConfig) throw ConfigError(message);
   throw CommunicationError(message);
 }

@@ -59,8 +59,8 @@ class Membership {
   /// Checks out. If this rank serves the store, it waits until the others have checked out or are
   /// known to be lost: for at most 5 s, 2 s after a failure, 10 s after a refusal, for ranks that
   /// are yet to learn of it. While one of them is Connecting, it waits spec.timeout longer. With
-  /// spec.admit, after a refused configuration, it admits the others for up to 3 s, until all have
-  /// checked out: they learn the reason only from this round.
+  /// spec.admit, after a refused configuration or give_up() of any rank, it admits the others for
+  /// up to 3 s, until all have checked out: they learn the reason only from this round.
   ~Membership();
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
@@ -69,6 +69,10 @@ class Membership {
   /// same error: ConfigError with the first field that differs, its values and ranks, or
   /// CommunicationError with the ranks that did not come in time.
   void meet();
+
+  /// Instead of meet(), if this rank cannot take part: then its check-out tells the others so, and
+  /// `reason`, and they throw it as a CommunicationError.
+  void give_up(const std::string& reason);
 
   /// 1 for the first, or only, run with this store and run id.
   int64_t generation() const { return generation_; }
@@ -103,7 +107,8 @@ class Membership {
   int64_t generation_ = 0;
   bool agreed_ = false;
   bool incomplete_ = false;  ///< some ranks did not come in time
-  bool refused_ = false;     ///< the ranks' configurations do not fit
+  bool refused_ = false;     ///< the ranks' configurations do not fit, or a rank gave up
+  std::string failure_;      ///< why this rank gave up; empty: it did not
 };
 
 /// While it lives, this rank makes connections, which cannot be interrupted: the rank that serves

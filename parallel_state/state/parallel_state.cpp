@@ -8,19 +8,17 @@
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/version.h>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/text_digest.h"
+#include "lockstep/parallel_state/announcement.h"
 #include "lockstep/parallel_state/backends.h"
-#include "lockstep/parallel_state/build_identity.h"
 #include "lockstep/parallel_state/c10d_transport.h"
 #include "lockstep/parallel_state/cpu_transport.h"
 #include "lockstep/parallel_state/desync_check.h"
 #include "lockstep/parallel_state/failure_board.h"
 #include "lockstep/parallel_state/gathering.h"
 #include "lockstep/parallel_state/operation.h"
-#include "lockstep/parallel_state/parallel_axes.h"
 #include "lockstep/parallel_state/planned_rank.h"
 #include "lockstep/parallel_state/planning_backend.h"
 #include "lockstep/parallel_state/planning_transport.h"
@@ -81,38 +79,6 @@ void make_current(c10::Device device) {
   c10::impl::getDeviceGuardImpl(device.type())->setDevice(device);
 }
 
-std::string describe(const ParallelSizes& sizes) {
-  std::string text;
-  for (const ParallelSize* size : parallel_size_table())
-    text += fmt::format("{} {}, ", size->name_with(' '), size->of(sizes));
-  return text + fmt::format("order {}, optimizer instances {}, hierarchical context {}",
-                            sizes.order, sizes.optimizer_instances, sizes.hierarchical_context);
-}
-
-std::string describe(const std::map<GroupKind, GroupOptions>& group_options) {
-  std::string text;
-  for (const auto& [kind, options] : group_options)
-    text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", to_string(kind), to_string(options));
-  return text.empty() ? "none" : text;
-}
-
-MembershipSpec membership_spec(const ParallelStateOptions& options, int64_t rank) {
-  MembershipSpec spec = {.run_id = options.run_id,
-                         .rank = rank,
-                         .world_size = options.sizes.world_size,
-                         .fields = {{"world size", std::to_string(options.sizes.world_size)},
-                                    {"build", build_identity()},
-                                    {"libtorch", TORCH_VERSION}},
-                         .timeout = options.timeout,
-                         .obstacle = options.meeting_obstacle};
-  spec.fields.insert(spec.fields.end(), options.announcement.begin(), options.announcement.end());
-  spec.fields.push_back({"parallel sizes", describe(options.sizes)});
-  spec.fields.push_back({"group options", describe(options.group_options)});
-  spec.fields.push_back({"all-gather groups", options.create_all_gather_groups ? "yes" : "no"});
-  spec.fields.push_back({"device", c10::DeviceTypeName(options.device.type(), true)});
-  return spec;
-}
-
 void check_timeout(std::chrono::milliseconds timeout, const std::string& group = "") {
   constexpr std::chrono::hours kLongest(24 * 365 * 100);
   require<ConfigError>(timeout.count() > 0 && timeout <= kLongest,
@@ -142,9 +108,20 @@ struct ParallelState::Impl {
     auto operator<=>(const Key&) const = default;
   };
 
-  Impl(std::unique_ptr<Membership> in_run, int64_t global_rank, ParallelStateOptions with_options)
-      : membership(std::move(in_run)),
-        store(membership ? membership->store() : nullptr),
+  /// If the rank fails before the meeting, the others learn why.
+  static std::shared_ptr<Impl> make(std::unique_ptr<Membership> in_run, int64_t rank,
+                                    ParallelStateOptions options) {
+    try {
+      return std::make_shared<Impl>(in_run, rank, std::move(options));
+    } catch (const std::exception& error) {
+      if (in_run) in_run->give_up(reason_of(error));
+      throw;
+    }
+  }
+
+  /// Takes `in_run` when only the meeting is left to do.
+  Impl(std::unique_ptr<Membership>& in_run, int64_t global_rank, ParallelStateOptions with_options)
+      : store(in_run ? in_run->store() : nullptr),
         rank(global_rank),
         options(std::move(with_options)),
         grids(options.sizes),
@@ -155,6 +132,7 @@ struct ParallelState::Impl {
       make_current(options.device);
       watch = std::make_shared<DeviceWatch>(failures, options.device);
     }
+    membership = std::move(in_run);
     if (membership) membership->meet();
   }
   ~Impl() {
@@ -309,7 +287,7 @@ ParallelState ParallelState::planning_rank(const ParallelSizes& sizes, int64_t r
   options.observer = planned ? nullptr : std::move(observer);
   options.backend_factory = make_planning_backend;
   check_options(options, rank);
-  auto impl = std::make_shared<Impl>(nullptr, rank, std::move(options));
+  auto impl = Impl::make(nullptr, rank, std::move(options));
   if (planned) impl->recorder = planned->recorder;
   return ParallelState(std::move(impl));
 }
@@ -320,7 +298,7 @@ ParallelState::ParallelState(const LaunchEnvironment& environment, ParallelState
   options.run_id = environment.run_id;
   check_options(options, environment.rank);  // before any connection
   auto membership = join_run(environment, membership_spec(options, environment.rank));
-  impl_ = std::make_shared<Impl>(std::move(membership), environment.rank, std::move(options));
+  impl_ = Impl::make(std::move(membership), environment.rank, std::move(options));
 }
 
 ParallelState::ParallelState(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
@@ -330,7 +308,7 @@ ParallelState::ParallelState(const c10::intrusive_ptr<c10d::Store>& store, int64
   require<ConfigError>(world == 1 || store, "a world of {} ranks needs a store", world);
   std::unique_ptr<Membership> membership;
   if (world > 1) membership = join_run(store, membership_spec(options, rank));
-  impl_ = std::make_shared<Impl>(std::move(membership), rank, std::move(options));
+  impl_ = Impl::make(std::move(membership), rank, std::move(options));
 }
 
 int64_t ParallelState::rank() const { return impl_->rank; }

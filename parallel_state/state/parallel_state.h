@@ -76,8 +76,8 @@ struct ParallelStateOptions {
 ///
 /// The constructor waits for all ranks. They compare their announcements before any group is
 /// created. If these differ, every rank throws the same error: ConfigError with the first field
-/// that differs. CommunicationError names the ranks that did not come within the timeout, or the
-/// two processes that claim one rank.
+/// that differs. CommunicationError names the ranks that did not come within the timeout, the rank
+/// that failed before the meeting and why, or the two processes that claim one rank.
 ///
 /// No call waits much longer than the timeout for ranks that hang, died or lost their network. The
 /// error begins with that rank if it is known; this includes the rank that serves the store. A
@@ -85,10 +85,10 @@ struct ParallelStateOptions {
 ///
 /// When the last copy is destroyed, the rank checks out. If rank 0 serves the store, it waits for
 /// the others to check out, for at most 5 s, 2 s after a failure, 10 s after a refusal. In the
-/// store of torchrun's agent it waits only if their configurations do not fit, for at most 3 s, so
-/// that later ones learn why. After that no rank can create a group or learn of a failure. Once all
-/// ranks have checked out they can meet again, with a new ParallelState on each of them; until then
-/// they wait for the remaining ones.
+/// store of torchrun's agent it waits only if their configurations do not fit or one of them failed
+/// before the meeting, for at most 3 s, so that later ones learn why. After that no rank can create
+/// a group or learn of a failure. Once all ranks have checked out they can meet again, with a new
+/// ParallelState on each of them; until then they wait for the remaining ones.
 ///
 /// If SIGPIPE has its default action, the first group of several ranks ignores it, so that the
 /// death of a peer is an error and does not end the process.

@@ -70,6 +70,14 @@ uint32_t RankRecorder::group_of(const ProcessGroup::State& group) const {
   return groups_.at(group.communicator.get());
 }
 
+uint64_t RankRecorder::shape_of(const ProcessGroup::State& group) {
+  const auto [known, is_new] = shapes_.try_emplace(group.communicator.get(), kDigestStart);
+  if (is_new)
+    for (const int64_t rank : group.ranks)
+      known->second = digest_with(known->second, static_cast<uint64_t>(rank - group.ranks.front()));
+  return known->second;
+}
+
 uint32_t RankRecorder::index_of(const ProgramCall& call) {
   return index_in(program_.calls, calls_[digest_of(call)], call);
 }
@@ -107,12 +115,15 @@ void RankRecorder::on_message(const ProcessGroup::State& group, const Collective
                               std::string_view label, const at::Tensor& tensor) {
   if (!messages_) return;
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (called.kind == CollectiveOperation::Kind::send) {
-    messages_->send({group.global_rank, group.name, called.position, std::string(label)}, tensor);
-    return;
-  }
-  const KnownMessages::Way way = {group.ranks.at(static_cast<size_t>(called.position)), group.name,
-                                  group.rank, std::string(label)};
+  const bool sends = called.kind == CollectiveOperation::Kind::send;
+  const int64_t sender = sends ? group.rank : called.position;
+  const KnownMessages::Way way = {.sender = group.ranks.at(static_cast<size_t>(sender)),
+                                  .group = group.name,
+                                  .shape = shape_of(group),
+                                  .position = sender,
+                                  .receiver = sends ? called.position : group.rank,
+                                  .label = std::string(label)};
+  if (sends) return messages_->send(way, tensor);
   messages_->receive(way, received_[way]++, tensor);
 }
 

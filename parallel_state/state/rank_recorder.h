@@ -25,10 +25,13 @@ class KnownMessages {
   /// Larger messages, and those on a device, are not kept.
   static constexpr size_t kMostBytes = 1024;
 
-  /// A sender, and the receiver's position in their group.
+  /// A sender, the group, and the positions of both ends in it. A rank that is represented sends in
+  /// a group of its own, of the same shape; with the sender's place the shape gives the ranks.
   struct Way {
-    int64_t sender = 0;
+    int64_t sender = 0;  ///< its rank
     std::string group;
+    uint64_t shape = 0;  ///< a digest of the group's ranks, counted from the first
+    int64_t position = 0;
     int64_t receiver = 0;
     std::string label;
     auto operator<=>(const Way&) const = default;
@@ -110,6 +113,7 @@ class RankRecorder : public ProgramRecorder {
  private:
   uint32_t index_of(const ProgramCall& call);
   uint32_t group_of(const ProcessGroup::State& group) const;
+  uint64_t shape_of(const ProcessGroup::State& group);
   void add(ProgramEvent::Kind kind, uint32_t value);
 
   std::thread::id host_ = std::this_thread::get_id();
@@ -120,6 +124,7 @@ class RankRecorder : public ProgramRecorder {
   std::shared_ptr<KnownMessages> messages_;        ///< may be null
   std::map<KnownMessages::Way, size_t> received_;  ///< messages so far
   std::map<const Communicator*, uint32_t> groups_;
+  std::map<const Communicator*, uint64_t> shapes_;               ///< of those with messages
   std::unordered_map<uint64_t, std::vector<uint32_t>> calls_;    ///< by a digest
   std::unordered_map<uint64_t, std::vector<uint32_t>> kernels_;  ///< likewise
   uint32_t started_ = 0, device_waits_ = 0;

@@ -39,8 +39,10 @@ bool Connection::open(const std::string& host, int port, Deadline deadline) {
   const auto left =
       std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
   int error = 0;
+  std::string no_address;
   const int connected = connected_socket({found_at_.empty() ? host : found_at_}, port,
-                                         std::max(left, milliseconds(1)), &error);
+                                         std::max(left, milliseconds(1)), &error, &no_address);
+  if (!no_address.empty()) throw Silent(no_address);
   if (connected < 0 && lacks_descriptors(error)) throw NoSocket(why_not_connected(error));
   if (connected < 0) fail_step(error);
   // A request may follow one without an answer, whose acknowledgement it must not wait for.

@@ -23,7 +23,8 @@ class Connection {
             ///< has ended
   };
 
-  /// Why a step failed: the other side has ended, or the deadline has passed.
+  /// Why a step failed: the other side has ended; or it has not answered, by the deadline or
+  /// because it cannot be found or reached.
   struct Ended : std::runtime_error {
     using std::runtime_error::runtime_error;
   };

@@ -272,8 +272,10 @@ int bound_socket(const std::string& host, int port, bool for_other_hosts) {
       continue;
     }
     Socket socket(*at);
-    share_port(socket);
-    if (::bind(socket.get(), at->ai_addr, at->ai_addrlen) == 0) return socket.release();
+    if (socket.get() >= 0) {  // bind() would replace the reason with EBADF
+      share_port(socket);
+      if (::bind(socket.get(), at->ai_addr, at->ai_addrlen) == 0) return socket.release();
+    }
     reason = std::strerror(errno);
     if (errno == EADDRINUSE) break;
   }
@@ -281,11 +283,13 @@ int bound_socket(const std::string& host, int port, bool for_other_hosts) {
 }
 
 int connected_socket(const std::vector<std::string>& hosts, int port, milliseconds patience,
-                     int* error) {
+                     int* error, std::string* no_address) {
   std::vector<Addresses> resolved;
   AddressList addresses;
+  std::string reason;
   for (const std::string& host : hosts)
-    append(addresses, resolved.emplace_back(resolve(host, port)));
+    append(addresses, resolved.emplace_back(resolve(host, port, &reason)));
+  if (addresses.empty() && no_address) *no_address = reason;
   Socket socket = first_connected(addresses, Clock::now() + patience, error);
   if (socket.get() >= 0) limit_steps(socket, patience);
   return socket.release();

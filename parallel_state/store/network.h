@@ -41,10 +41,12 @@ int bound_socket(const std::string& host, int port, bool for_other_hosts);
 /// one as soon as those before it have failed, or after 250 ms at most. The first that connects is
 /// taken. Only looking up a name may take longer than `patience`. The error is ETIMEDOUT if an
 /// address has not answered, otherwise that of the last one that failed. A socket that the system
-/// connects to itself, because it gave it that port, counts as refused. The connection does not
-/// keep bound_socket() from taking its port.
+/// connects to itself, because it gave it that port, counts as refused. If no host has an address,
+/// the error is EHOSTUNREACH and `no_address`, if it is given, is why the last one has none. The
+/// connection does not keep bound_socket() from taking its port.
 int connected_socket(const std::vector<std::string>& hosts, int port,
-                     std::chrono::milliseconds patience, int* error);
+                     std::chrono::milliseconds patience, int* error,
+                     std::string* no_address = nullptr);
 
 /// Whether such an error means that this process, or its host, has no descriptor left.
 bool lacks_descriptors(int error);

@@ -94,7 +94,7 @@ c10::intrusive_ptr<c10d::Store> StoreClient::clone() {
 template <class Answer>
 auto StoreClient::ask(const Request& request, Answer answer) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto deadline = steady_clock::now() + getTimeout();
+  const auto begin = steady_clock::now(), deadline = begin + getTimeout();
   try {
     connect(deadline);
     connection_.send(request.text(), deadline);
@@ -105,10 +105,14 @@ auto StoreClient::ask(const Request& request, Answer answer) {
     C10_THROW_ERROR(DistNetworkError, address_.server + " has exited");
   } catch (const Connection::NoSocket& error) {
     C10_THROW_ERROR(DistNetworkError, address_.server + " was not asked: " + error.what());
-  } catch (const Connection::Silent&) {
-    C10_THROW_ERROR(DistNetworkError,
-                    fmt::format("{} has not answered for {:.1f} s", address_.server,
-                                static_cast<double>(getTimeout().count()) / 1e3));
+  } catch (const Connection::Silent& silent) {
+    const auto end = std::min(steady_clock::now(), deadline);
+    const bool timed_out = deadline - end < milliseconds(1);  // the precision of a step
+    const std::chrono::duration<double> passed = end - begin;
+    C10_THROW_ERROR(
+        DistNetworkError,
+        fmt::format("{} has not answered for {:.1f} s{}", address_.server, passed.count(),
+                    timed_out ? "" : fmt::format(" ({})", silent.what())));
   }
 }
 

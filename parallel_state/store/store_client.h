@@ -25,9 +25,9 @@ struct StoreAddress {
 /// answer, whether the server has ended, is stopped or cannot be reached; libtorch's own client
 /// would wait forever. A request that fails throws a c10::DistNetworkError that begins with the
 /// server: it "has exited", and then all later requests fail in the same way, or it "has not
-/// answered for 5.0 s". A client whose request got no answer reconnects for the next one. A
-/// ClosedStore may close a connection before its proof, to make room for others; the client then
-/// connects again.
+/// answered for 5.0 s", with the reason if that is less than the timeout. A client whose request
+/// got no answer reconnects for the next one. A ClosedStore may close a connection before its
+/// proof, to make room for others; the client then connects again.
 class StoreClient : public c10d::Store {
  public:
   /// Connects at the first request.

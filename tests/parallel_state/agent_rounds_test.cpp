@@ -173,5 +173,29 @@ TEST_F(InTheStoreOfAnAgent, ARankThatComesAfterARefusalLearnsOfIt) {
   EXPECT_LT(steady_clock::now() - start, milliseconds(3000)) << "rank 0 leaves with the last rank";
 }
 
+/// Rank 0 has failed before anybody else came.
+TEST_F(InTheStoreOfAnAgent, ARankThatComesAfterRank0HasFailedLearnsOfIt) {
+  std::vector<std::string> errors(2);
+  std::vector<std::thread> ranks;
+  const auto start = steady_clock::now();
+  for (size_t rank = 0; rank < 2; ++rank)
+    ranks.emplace_back([&, rank] {
+      if (rank == 1) std::this_thread::sleep_for(milliseconds(700));
+      ParallelStateOptions options = options_for();
+      if (rank == 0) options.device = c10::Device(c10::kXPU, 0);  // libtorch has none
+      try {
+        const ParallelState state(environment_of(rank, 2, 0), options);
+      } catch (const std::exception& error) {
+        errors[rank] = error.what();
+      }
+    });
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_NE(errors[0], "");
+  EXPECT_TRUE(errors[1].starts_with(
+      "rank 0 failed before all ranks had met (run id 'job/0'): PyTorch is not linked with"))
+      << errors[1];
+  EXPECT_LT(steady_clock::now() - start, milliseconds(3000)) << "rank 0 leaves with the last rank";
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -55,6 +55,9 @@ TEST(GroupOptions, MistakesAreNamed) {
             "max_ctas=16");
   EXPECT_EQ(option_refusal({"tp: max_ctas=2", "tp: min_ctas=1"}),
             "parallel.group_options: tp is given twice, allowed: once");
+  EXPECT_EQ(option_refusal({"tp: timeout_seconds=30, max_ctas=2, timeout_seconds=300"}),
+            "parallel.group_options: in 'tp: timeout_seconds=30, max_ctas=2, timeout_seconds=300', "
+            "timeout_seconds is given twice, allowed: once");
   EXPECT_EQ(option_refusal({"tp: ctas=2"}),
             "parallel.group_options: in 'tp: ctas=2', found 'ctas', allowed: timeout_seconds, "
             "high_priority_stream, min_ctas, max_ctas, cga_cluster_size, each with = and a value");

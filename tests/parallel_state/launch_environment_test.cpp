@@ -267,16 +267,21 @@ TEST(JobStartOfLaunchers, RoundsReplaceTheCountOfTorchrunAndAddToThatOfSlurm) {
                               {"SLURM_JOB_ID", "77"},
                               {"SLURM_STEP_ID", "0"},
                               {"SLURM_RESTART_COUNT", "4"}};
+  const Variables named = with(requeued, {{"TORCHELASTIC_RUN_ID", "mine"}});
   const auto restarts = [](const Variables& variables, std::optional<int64_t> rounds) {
     return with_earlier_rounds(job_start(variables), rounds).restarts;
   };
   EXPECT_EQ(restarts(torchrun, 0), 0);
   EXPECT_EQ(restarts(torchrun, 3), 3);
-  EXPECT_EQ(restarts(requeued, 0), 4);
-  EXPECT_EQ(restarts(requeued, 3), 7);
   EXPECT_EQ(restarts(torchrun, std::nullopt), 2);
-  EXPECT_EQ(restarts(requeued, std::nullopt), 4);
+  for (const Variables& variables : {requeued, named}) {
+    EXPECT_EQ(restarts(variables, 0), 4);
+    EXPECT_EQ(restarts(variables, 3), 7);
+    EXPECT_EQ(restarts(variables, std::nullopt), 5);
+    EXPECT_EQ(job_start(variables).requeues, 4);
+  }
   EXPECT_EQ(with_earlier_rounds(job_start(requeued), 0).job_id, "slurm 77.0");
+  EXPECT_EQ(with_earlier_rounds(job_start(named), 0).job_id, "mine");
 }
 
 TEST(JobStartOfLaunchers, IsUnknownWhereJobsShareAName) {

@@ -12,6 +12,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel_state/connection.h"
+#include "lockstep/parallel_state/store_door.h"
 #include "lockstep/tests/support/launch.h"
 
 namespace lockstep {
@@ -104,15 +105,33 @@ TEST(WithoutADescriptor, TheReasonIsThatOfThisProcess) {
   ::setrlimit(RLIMIT_NOFILE, &none);
   const int error = connect_to({"127.0.0.1"}, port, milliseconds(1000));
   Connection connection;
-  std::string told;
+  std::string told, not_bound;
   try {
     connection.open("127.0.0.1", port, steady_clock::now() + milliseconds(1000));
   } catch (const Connection::NoSocket& problem) {
     told = problem.what();
   }
+  try {
+    bound_socket("127.0.0.1", 0, /*for_other_hosts=*/false);
+  } catch (const CommunicationError& problem) {
+    not_bound = problem.what();
+  }
   ::setrlimit(RLIMIT_NOFILE, &before);
   EXPECT_EQ(error, EMFILE);
   EXPECT_EQ(told, "this process cannot open a socket: Too many open files");
+  EXPECT_EQ(not_bound, "127.0.0.1:0: cannot listen: Too many open files");
+}
+
+/// With a secret (wait_to_enter_store) and without one (wait_for_answer).
+TEST(AHostWithoutAnAddress, IsToldAsTheReason) {
+  const std::string host(64, 'a');  // a longer label than a name may have
+  const auto now = steady_clock::now();
+  const std::string reason = wait_for_answer(host, 1, "", "", now);
+  EXPECT_EQ(
+      wait_to_enter_store(host, 1, Secret("what all ranks know"), now, {}, [] { return false; }),
+      reason);
+  EXPECT_NE(reason, "");
+  EXPECT_NE(reason, why_not_connected(EHOSTUNREACH));
 }
 
 /// A free port of the kind that the system gives to sockets that connect: it prefers even numbers

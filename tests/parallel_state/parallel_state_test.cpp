@@ -9,9 +9,13 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "lockstep/core/error.h"
+#include "lockstep/core/check.h"
 #include "lockstep/parallel_state/backends.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/parallel_state/failure_reason.h"
+#include "lockstep/parallel_state/gathering.h"
+#include "lockstep/parallel_state/rendezvous.h"
+#include "lockstep/tests/support/launch.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -152,6 +156,69 @@ TEST(ParallelState, ARankThatDoesNotComeToConnectAGroupIsNamed) {
     EXPECT_TRUE(errors[rank].ends_with("within 0.5 s: rank 1 did not arrive to connect it"))
         << errors[rank];
   }
+}
+
+TEST(ParallelState, AGroupWhoseLastRankComesAtTheDeadlineIsConnected) {
+  c10d::HashStore store;
+  const auto last_rank_comes = [&]() -> std::optional<std::string> {
+    note_here(store, 1);
+    return std::nullopt;
+  };
+  EXPECT_EQ(gather(store, {0, 1}, 0, std::chrono::steady_clock::now(), last_rank_comes),
+            std::nullopt);
+}
+
+/// In a store of the caller, and in one that rank 0 serves.
+TEST(ParallelState, ARankThatFailsBeforeTheMeetingTellsTheOthersWhy) {
+  const auto start = std::chrono::steady_clock::now();
+  for (const int64_t failing : {0, 1, 2})
+    for (const bool served : {false, true}) {
+      const auto store = c10::make_intrusive<c10d::HashStore>();
+      const int port = testing::free_port();
+      std::vector<std::string> errors(3);
+      std::vector<std::thread> ranks;
+      for (const int64_t rank : {0, 1, 2})
+        ranks.emplace_back([&, rank] {
+          ParallelStateOptions options;
+          options.sizes.world_size = 3;
+          if (rank == failing) options.device = c10::Device(c10::kXPU, 0);  // libtorch has none
+          try {
+            served
+                ? ParallelState(testing::environment_of(static_cast<int>(rank), 3, port), options)
+                : ParallelState(store, rank, options);
+          } catch (const std::exception& error) {
+            errors[static_cast<size_t>(rank)] = reason_of(error);
+          }
+        });
+      for (std::thread& rank : ranks) rank.join();
+      const std::string& reason = errors[static_cast<size_t>(failing)];
+      EXPECT_NE(reason.find("PyTorch is not linked with support for xpu devices"), reason.npos)
+          << reason;
+      for (const int64_t rank : {0, 1, 2}) {
+        if (rank == failing) continue;
+        EXPECT_EQ(errors[static_cast<size_t>(rank)],
+                  fmt::format("rank {} failed before all ranks had met: {}", failing, reason));
+      }
+    }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+}
+
+/// It has claimed its place and goes no further.
+TEST(ParallelState, ARankThatHangsBeforeTheMeetingHasArrived) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  MembershipSpec spec;
+  spec.run_id = "job";
+  spec.rank = 1;
+  spec.world_size = 2;
+  const auto hangs = join_run(store, std::move(spec));
+  ParallelStateOptions options;
+  options.sizes.world_size = 2;
+  options.run_id = "job";
+  options.timeout = std::chrono::milliseconds(300);
+  EXPECT_TRUE(testing::throws_with<CommunicationError>(
+      [&] { ParallelState(store, 0, options); },
+      "all 2 ranks have arrived, but not all have met within 0.3 s: one of them may hang (run id "
+      "'job')"));
 }
 
 TEST(ParallelState, AFailureEndsTheWaitForAGroup) {

@@ -218,6 +218,23 @@ TEST(VerifyCollectives, OnlySmallMessagesOfLowerRanksArrive) {
   EXPECT_EQ(verify_collectives({.world_size = 2}, body), std::nullopt);
 }
 
+TEST(VerifyCollectives, GroupsOfOneNameAreToldApartByTheirRanks) {
+  const auto body = [](const ParallelState& state) {
+    for (const RankList& ranks : {RankList{1, 2}, {1, 3}, {0, 1, 2}, {1, 2, 3}}) {
+      const auto position_of = [&](int64_t rank) {
+        return std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+      };
+      if (position_of(state.rank()) == static_cast<int64_t>(ranks.size())) continue;
+      const ProcessGroup group = state.group_of_ranks("some", ranks);
+      const at::Tensor message = at::full({1}, 10 * group.size() + ranks.back(), at::kLong);
+      if (state.rank() == 1) send(group, message, group.size() - 1, "message").wait();
+      if (state.rank() != ranks.back()) continue;
+      EXPECT_TRUE(at::equal(received_by(group, position_of(1), at::ones_like(message)), message));
+    }
+  };
+  EXPECT_EQ(verify_collectives({.world_size = 4}, body), std::nullopt);
+}
+
 TEST(Verify, AMessageOfARankThatIsRepresentedArrives) {
   const ParallelSizes sizes = {.world_size = 4, .tensor = 2, .pipeline = 2};
   std::vector<int64_t> ran;
@@ -232,6 +249,28 @@ TEST(Verify, AMessageOfARankThatIsRepresentedArrives) {
   const OrderVerdict verdict = verify(body, sizes, class_of);
   EXPECT_TRUE(verdict.ok()) << verdict.to_string();
   EXPECT_EQ(ran, (std::vector<int64_t>{0, 2, 3}));
+}
+
+/// Rank 0 represents rank 1, whose pairs have the same distances.
+TEST(Verify, AMessageOfARankThatIsRepresentedArrivesInTheGroupInWhichItWasSent) {
+  const ParallelSizes sizes = {.world_size = 6, .tensor = 2, .pipeline = 3};
+  const auto body = [](const ParallelState& state) {
+    const int64_t own = state.rank() % 2;
+    for (const int64_t distance : {2, 4}) {
+      const at::Tensor message = at::full({1}, distance, at::kLong);
+      const int64_t other = own + distance;
+      if (state.rank() != own && state.rank() != other) continue;
+      const ProcessGroup pair = state.group_of_ranks("pair", {own, other});
+      if (state.rank() == own) {
+        send(pair, message, 1, "message").wait();
+      } else {
+        EXPECT_TRUE(at::equal(received_by(pair, 0, at::ones_like(message)), message));
+      }
+    }
+  };
+  const auto class_of = [](int64_t rank) { return std::max<int64_t>(rank, 1); };
+  const OrderVerdict verdict = verify(body, sizes, class_of);
+  EXPECT_TRUE(verdict.ok()) << verdict.to_string();
 }
 
 TEST(VerifyCollectives, AnErrorNamesItsRank) {

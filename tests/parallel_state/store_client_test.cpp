@@ -143,6 +143,18 @@ TEST(StoreClient, NoQuestionToAMuteServerOutlastsTheTimeout) {
   EXPECT_FALSE(client->server_has_gone());
 }
 
+TEST(StoreClient, AServerThatCannotBeFoundIsToldAtOnce) {
+  StoreAddress address = address_at(free_port());
+  address.host = std::string(64, 'a');  // a longer label than a name may have
+  const std::string reason =
+      wait_for_answer(address.host, address.port, "", "", steady_clock::now());
+  const auto client = c10::make_intrusive<StoreClient>(address, milliseconds(60'000));
+  EXPECT_TRUE(throws_with<c10::DistNetworkError>(
+      [&] { client->check({"key"}); },
+      "rank 0, which serves the store, has not answered for 0.0 s (" + reason + ")"));
+  EXPECT_FALSE(client->server_has_gone());
+}
+
 TEST(StoreClient, AServerThatHasEndedIsKnownWithoutAQuestion) {
   const int port = free_port();
   auto libtorch = served_at(port);

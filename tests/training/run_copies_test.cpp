@@ -247,6 +247,18 @@ TEST_F(RunCopiesTest, WhatIsLostIsToldAndTheRunBeginsAgain) {
   });
 }
 
+/// Its processes are new, so that none could have kept a copy.
+TEST_F(RunCopiesTest, ARequeuedJobLooksForNoCopies) {
+  std::vector<StateCopies> copies(2);
+  const CheckpointConfig mine = config({}).checkpoint;
+  testing::run_ranks(2, [&](const ParallelState& state) {
+    RunCheckpoints checkpoints(mine, "", state, {.job_id = "job", .restarts = 1, .requeues = 1},
+                               &copies[static_cast<size_t>(state.rank())]);
+    EXPECT_FALSE(checkpoints.will_load());
+    EXPECT_EQ(checkpoints.note(), "");
+  });
+}
+
 /// A bit that flips in memory is found before it is copied.
 TEST_F(RunCopiesTest, RanksCompareWhatTheyHoldBeforeTheyCopyIt) {
   std::vector<StateCopies> copies(2);
