@@ -124,7 +124,10 @@ void ParamAndGradBuffer::lend(const Lending& lending, int64_t shards) {
   param_shard_ = flat_zeros(numel, param_data_.options());
   std::vector<at::Tensor> leaves;
   for (const NamedParameter& param : params_)
-    if (param.tensor.numel() > 0) leaves.push_back(param.tensor);
+    if (param.tensor.numel() > 0)
+      leaves.push_back(param.tensor);
+    else  // is never closed, so as a view it would keep the memory of all
+      param.tensor.set_data(at::empty(param.tensor.sizes(), param_data_.options()));
   lent_params_ = std::make_unique<LentStorage>(
       param_data_, std::move(leaves),
       fmt::format("{} is read where it is not gathered: it is sharded over the data-parallel ranks "

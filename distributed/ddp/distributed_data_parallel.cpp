@@ -32,16 +32,13 @@ GradientScalingMode mode_of(const DistributedDataParallelConfig& config) {
 
 /// The settings on which the ranks must agree to have the same buckets.
 std::vector<ConfigValue> settings_of(const DistributedDataParallelConfig& config,
-                                     bool disable_bucketing, MatrixLayout matrices,
-                                     const std::vector<int64_t>& units) {
+                                     bool disable_bucketing, MatrixLayout matrices) {
   Config whole;
   whole.ddp = config;
   std::vector<ConfigValue> settings = config_values(whole);
   std::erase_if(settings, [](const ConfigValue& field) { return !field.path.starts_with("ddp."); });
   settings.push_back({"disable_bucketing", disable_bucketing ? "true" : "false"});
   settings.push_back({"matrices", to_string(matrices)});
-  if (config.data_parallel_sharding_strategy == ShardingStrategy::optim_grads_params)
-    settings.push_back({"units of the parameters", fmt::format("{}", fmt::join(units, " "))});
   return settings;
 }
 
@@ -74,7 +71,7 @@ struct DistributedDataParallel::Impl {
         group(parallel_state.group(GroupKind::dp_cp)),
         module_buffers(std::move(buffers_of_module)) {
     check_same_model(parameters, module_buffers, state,
-                     settings_of(config, disable_bucketing, matrices, units), matrices, [&] {
+                     settings_of(config, disable_bucketing, matrices), units, matrices, [&] {
                        constexpr const char* kFront = "DistributedDataParallel";
                        check_ddp(config);
                        check_sharding(config, matrices);

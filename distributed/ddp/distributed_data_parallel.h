@@ -87,10 +87,11 @@ class DistributedDataParallel {
   /// partial there; the pieces of a parameter that is cut over one of these axes may have different
   /// lengths. For other parameters that tp or etp ranks hold under one name, the ranks compare
   /// whether the parameters are trained and, if they are whole, whether they have weight decay; a
-  /// rank may hold further parameters. Then the ranks of a data-parallel group get the parameters
-  /// and registered buffers of its first rank; nothing is sent over tp (see broadcast_params(),
-  /// which is not called again: buffers that change in training, such as running means, differ
-  /// between ranks).
+  /// rank may hold further parameters. With optim_grads_params, ranks that hold the same experts
+  /// must have the same units, because they gather the experts together. Then the ranks of a
+  /// data-parallel group get the parameters and registered buffers of its first rank; nothing is
+  /// sent over tp (see broadcast_params(), which is not called again: buffers that change in
+  /// training, such as running means, differ between ranks).
   ///
   /// UsageError if no parameter is trained and there is one pipeline stage, if a parameter is
   /// already wrapped or was made for other numbers of ranks (NamedParameter::cut_by), for an

@@ -4,7 +4,6 @@
 
 #include <optional>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -149,7 +148,6 @@ class ParamSync final : public ReadObserver {
   std::optional<size_t> current_;  ///< of gathers_, which was used last
   bool switched_ = false;          ///< it was another one before the operator that is about to run
   uint64_t operators_ = 1;         ///< that used units
-  std::thread::id thread_;         ///< that is watched
 };
 
 }  // namespace lockstep

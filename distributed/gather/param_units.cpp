@@ -13,9 +13,7 @@
 namespace lockstep {
 
 void ParamSync::watch_this_thread() {
-  if (thread_ == std::this_thread::get_id()) return;
-  watch_.start(*this);
-  thread_ = std::this_thread::get_id();
+  if (!watch_.is_on_this_thread()) watch_.start(*this);
 }
 
 void ParamSync::map_unit(size_t index) {

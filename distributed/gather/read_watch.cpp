@@ -1,5 +1,6 @@
 #include "lockstep/distributed/read_watch.h"
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <thread>
@@ -49,6 +50,12 @@ class ThreadWatches final : public c10::DebugInfoBase {
       handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(lockstep::on_operator)
                                                .needsInputs(true)
                                                .scopes({at::RecordScope::FUNCTION}));
+  }
+
+  bool holds(const std::shared_ptr<ReadWatch::Slot>& slot) {
+    const std::lock_guard lock(mutex_);
+    return std::any_of(slots_.begin(), slots_.end(),
+                       [&](const Watched& one) { return one.slot == slot; });
   }
 
   void on_call(c10::ArrayRef<const c10::IValue> inputs) {
@@ -131,6 +138,11 @@ void ReadWatch::start(ReadObserver& observer) {
 void ReadWatch::stop() {
   if (slot_) slot_->observer = nullptr;
   slot_.reset();
+}
+
+bool ReadWatch::is_on_this_thread() const {
+  ThreadWatches* const watches = ThreadWatches::current();
+  return slot_ && watches && watches->holds(slot_);
 }
 
 }  // namespace lockstep

@@ -38,6 +38,8 @@ class ReadWatch {
   /// Watches the calling thread instead of what was watched before.
   void start(ReadObserver& observer);
   void stop();
+  /// Whether it watches the calling thread, or the thread whose backward that one runs.
+  bool is_on_this_thread() const;
 
   struct Slot {
     std::atomic<ReadObserver*> observer = nullptr;

@@ -89,4 +89,13 @@ std::vector<int64_t> number_units(const ModuleTree& root) {
   return numbers.take();
 }
 
+std::vector<int64_t> renumbered(std::vector<int64_t> units) {
+  std::vector<int64_t> used = units;
+  std::sort(used.begin(), used.end());
+  used.erase(std::unique(used.begin(), used.end()), used.end());
+  for (int64_t& unit : units)
+    unit = std::lower_bound(used.begin(), used.end(), unit) - used.begin();
+  return units;
+}
+
 }  // namespace lockstep

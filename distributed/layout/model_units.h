@@ -27,6 +27,10 @@ struct ModuleTree {
 /// a unit.
 std::vector<int64_t> number_units(const ModuleTree& root);
 
+/// `units` numbered anew from 0 on, in the same order, so that it does not matter which other units
+/// are between them.
+std::vector<int64_t> renumbered(std::vector<int64_t> units);
+
 /// Parameters that share a buffer that has memory only while it is used.
 struct UnitPiece {
   int64_t unit = 0;

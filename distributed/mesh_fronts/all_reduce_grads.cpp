@@ -211,18 +211,23 @@ void refuse_taken(const MeshParameters& model) {
 
 void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh, bool use_ddp) {
   using Axes = std::vector<std::string>;
-  const ProcessGroup group = telling(world_mesh.parallel_state(), [&] {
+  const ParallelState& state = world_mesh.parallel_state();
+  const ProcessGroup group = telling(state, [&] {
     for (const MeshParameter& param : model)
       refuse_unfinished(param.name, param.tensor, "all_reduce_grads");
-    refuse_described(model, world_mesh.parallel_state());
+    refuse_described(model, state);
     return world_mesh.get_group(use_ddp ? Axes{"cp"} : Axes{"dp", "cp"});
   });
-  if (group.size() == 1) return model.check();
+  if (group.size() == 1) return telling_outside(group, state, [&] { model.check(); });
   const at::NoGradGuard no_grad;
   const Trained trained = trained_of(model);
-  check_same_list(model, trained, group);
-  reduce({GroupOfGrads(trained, group,
-                       scaling_factor(GradientScalingMode::average, group.size(), group.size()))});
+  const ScalingFactor factor =
+      scaling_factor(GradientScalingMode::average, group.size(), group.size());
+  const auto grads = telling_outside(group, state, [&] {
+    check_same_list(model, trained, group);
+    return GroupOfGrads(trained, group, factor);
+  });
+  reduce({grads});
 }
 
 void all_reduce_grads(const torch::nn::Module& module, const ParallelState& state) {
@@ -230,12 +235,17 @@ void all_reduce_grads(const torch::nn::Module& module, const ParallelState& stat
   const MeshParameters model = mesh_parameters(module, state);
   telling(state, [&] { refuse_taken(model); });
   const ProcessGroup stage = DeviceMesh::dense(state).get_group({"dp", "cp", "tp"});
-  check_same_parameters(collect_parameters(module), stage, {}, {},
-                        {kCuttingAxes.begin(), kCuttingAxes.end()});
+  telling_outside(stage, state, [&] {
+    check_same_parameters(collect_parameters(module), stage, {}, {},
+                          {kCuttingAxes.begin(), kCuttingAxes.end()});
+  });
   std::vector<GroupOfGrads> groups;
-  for (const auto& [key, route] : routes_of(model))
-    groups.emplace_back(route.params, route.mesh.get_group(route.axes),
-                        ScalingFactor{1, std::get<2>(key)});
+  for (const auto& [key, route] : routes_of(model)) {
+    const ProcessGroup group = route.mesh.get_group(route.axes);
+    const ScalingFactor factor = {1, std::get<2>(key)};
+    groups.push_back(telling_outside(
+        group, state, [&, &params = route.params] { return GroupOfGrads(params, group, factor); }));
+  }
   reduce(groups);
 }
 

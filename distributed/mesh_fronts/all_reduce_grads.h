@@ -33,7 +33,8 @@ namespace lockstep {
 /// CommunicationError on all ranks, with the first difference: lists that differ. UsageError,
 /// naming the parameter: a description for which reducing over dp and cp is not enough (a gradient
 /// that is partial over another axis of several ranks, an expert, a tie over pipeline stages), or a
-/// gradient that another front manages and has not reduced yet, or shards.
+/// gradient that another front manages and has not reduced yet, or shards. Ranks outside the group
+/// that wait for one that throws throw CommunicationError.
 void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh, bool use_ddp);
 
 /// The same for a module that describes its parameters: each gradient is reduced as
@@ -42,7 +43,7 @@ void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh,
 /// ranks of a pipeline stage compare their lists; each group agrees on who has a gradient.
 /// Collective over the ranks of a stage, or over all ranks if something is reduced over pp. Also
 /// throws the UsageErrors of mesh_parameters(), and UsageError for a parameter that another front
-/// manages, naming both.
+/// manages, naming both. What a stage or a group refuses also ends the ranks outside it, as above.
 void all_reduce_grads(const torch::nn::Module& module, const ParallelState& state);
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #include "lockstep/distributed/reducer.h"
 
 #include <algorithm>
+#include <set>
 
 #include <ATen/ATen.h>
 #include <torch/nn/modules/embedding.h>
@@ -112,26 +113,28 @@ std::vector<NamedParameter> shared_over_dp_cp(std::vector<NamedParameter> tensor
   return tensors;
 }
 
-std::vector<std::string> sparse_embeddings(const torch::nn::Module& module) {
-  std::vector<std::string> names;
-  const auto look_at = [&](const torch::nn::Module& candidate, const std::string& prefix) {
+/// The weights of embeddings with sparse gradients. A module may hold one of them several times.
+std::set<const c10::TensorImpl*> sparse_weights(const torch::nn::Module& module) {
+  std::set<const c10::TensorImpl*> weights;
+  const auto look_at = [&](const torch::nn::Module& candidate) {
     const auto* embedding = dynamic_cast<const torch::nn::EmbeddingImpl*>(&candidate);
     const auto* bag = dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&candidate);
-    if ((embedding && embedding->options.sparse() && embedding->weight.requires_grad()) ||
-        (bag && bag->options.sparse() && bag->weight.requires_grad()))
-      names.push_back(prefix + "weight");
+    if (embedding && embedding->options.sparse())
+      weights.insert(embedding->weight.unsafeGetTensorImpl());
+    if (bag && bag->options.sparse()) weights.insert(bag->weight.unsafeGetTensorImpl());
   };
-  look_at(module, "");
-  for (const auto& item : module.named_modules("", /*include_self=*/false))
-    look_at(*item.value(), item.key() + ".");
-  return names;
+  look_at(module);
+  for (const auto& child : module.modules(/*include_self=*/false)) look_at(*child);
+  return weights;
 }
 
 ReducerOptions with_sparse_embeddings(ReducerOptions options, const torch::nn::Module& module) {
-  for (std::string& name : sparse_embeddings(module))
-    if (std::find(options.sparse_parameters.begin(), options.sparse_parameters.end(), name) ==
-        options.sparse_parameters.end())
-      options.sparse_parameters.push_back(std::move(name));
+  std::vector<std::string>& names = options.sparse_parameters;
+  const auto weights = sparse_weights(module);
+  for (const NamedParameter& param : collect_parameters(module))
+    if (param.tensor.requires_grad() && weights.contains(param.tensor.unsafeGetTensorImpl()) &&
+        std::find(names.begin(), names.end(), param.name) == names.end())
+      names.push_back(param.name);
   return options;
 }
 

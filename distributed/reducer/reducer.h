@@ -92,11 +92,11 @@ struct ReducerJoinOptions {
 ///       optimizer.step();
 ///     }
 ///
-/// Several forwards may come before their backwards: each backward that was prepared is reduced,
-/// with find_unused_parameters also one that reaches no parameter. A prepared backward may be left
-/// out on all ranks, or run only as part of another one; it is forgotten once the graphs of its
-/// outputs are destroyed. A backward that was not prepared throws, unless it runs inside no_sync().
-/// A gradient that is accumulated onto an averaged one is averaged correctly.
+/// Several forwards may come before their backwards, except inside join(): each backward that was
+/// prepared is reduced, with find_unused_parameters also one that reaches no parameter. A prepared
+/// backward may be left out on all ranks, or run only as part of another one; it is forgotten once
+/// the graphs of its outputs are destroyed. A backward that was not prepared throws, unless it runs
+/// inside no_sync(). A gradient that is accumulated onto an averaged one is averaged correctly.
 ///
 /// Without find_unused_parameters, a backward that misses parameters leaves the iteration open,
 /// because the next one may bring them; finalize_backward(), or else the next
@@ -183,8 +183,9 @@ class Reducer {
   /// to the reductions of the others until all have finished. Then all ranks get the parameters of
   /// the last rank among those that ran the most iterations. The gradients of a waiting rank have
   /// no meaning. Nothing but this Reducer may communicate inside, and prepare_for_forward() must be
-  /// inside no_sync() if its backward is. If the ranks pass different options, every rank throws
-  /// CommunicationError.
+  /// inside no_sync() if its backward is. UsageError unless each forward outside no_sync() has its
+  /// backward before the next one and before `iterations` returns; the other ranks throw
+  /// CommunicationError. If the ranks pass different options, every rank throws CommunicationError.
   void join(const std::function<void()>& iterations, const ReducerJoinOptions& options = {});
 
   /// Gives all ranks the parameters, frozen ones included, and the registered module buffers of the

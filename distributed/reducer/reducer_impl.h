@@ -69,6 +69,7 @@ struct Reducer::Impl final : GradientObserver {
 
   // reducer_join.cpp
   int64_t count_active(bool active);
+  void refuse_announced() const;
   void meet_waiting_ranks();
   void shadow_iteration();
   int64_t join(const std::function<void()>& iterations);

@@ -21,6 +21,7 @@ void Reducer::Impl::prepare_for_forward() {
   if (no_sync.inside()) return;
   guarded([&] {
     refuse_open();
+    if (joining) refuse_announced();
     refuse_unfrozen(frozen);
   });
   if (joining) meet_waiting_ranks();
@@ -154,7 +155,7 @@ void Reducer::Impl::on_gradient(int64_t position, bool in_place) {
     const auto param = static_cast<size_t>(position);
     if (!armed) arm(position);
     const Place& place = places[param];
-    const bool has_gradient = in_place || params[param].tensor.grad().defined();
+    const bool has_gradient = params[param].tensor.grad().defined();
     if (!plain && !completes(param, has_gradient)) return;
     if (sync->is_ready(position)) [[unlikely]]
       fail<UsageError>(

@@ -30,6 +30,14 @@ int64_t Reducer::Impl::count_active(bool active) {
   return ranks;
 }
 
+/// The ranks that wait take part in one reduction for each forward that was announced to them.
+void Reducer::Impl::refuse_announced() const {
+  require<UsageError>(!joining->announced,
+                      "Reducer: join: rank {} has reduced no backward in iteration {}; inside "
+                      "join() each forward has its backward before the next one and before the end",
+                      group.rank(), iteration);
+}
+
 void Reducer::Impl::meet_waiting_ranks() {
   if (count_active(true) < group.size() && joining->options.throw_on_early_termination) {
     joining->ended_early = true;
@@ -75,7 +83,10 @@ int64_t Reducer::Impl::join(const std::function<void()>& iterations) {
   guarded([&] { check_same_parameters({}, group, settings_of(joining->options)); });
   try {
     iterations();
-    guarded([&] { refuse_open(); });
+    guarded([&] {
+      refuse_open();
+      refuse_announced();
+    });
     while (count_active(false) > 0) {
       if (joining->options.throw_on_early_termination) {
         joining->ended_early = true;

@@ -27,7 +27,7 @@ Extremes extremes_of(const at::Tensor& tensor) {
 struct Fault {
   const char* text;
   const char* field;
-  std::function<bool(const Extremes&)> found;
+  std::function<bool(const Extremes&)> possible;  ///< whether elements() may find some
   std::function<at::Tensor(const at::Tensor&)> elements;
 };
 
@@ -38,26 +38,29 @@ std::vector<Fault> faults_of(const GradChecks& checks) {
         {"NaN or infinite", "ddp.check_for_nan_in_grad",
          [](const Extremes& e) { return !std::isfinite(e.least) || !std::isfinite(e.most); },
          [](const at::Tensor& grad) { return at::isfinite(grad).logical_not(); }});
-  if (checks.large)
+  if (checks.large) {
+    const double limit = *checks.large;
     faults.push_back(
         {"larger than ddp.large_grad_threshold", "ddp.check_for_large_grads",
-         [limit = *checks.large](const Extremes& e) { return e.least < -limit || e.most > limit; },
-         [limit = *checks.large](const at::Tensor& grad) {
-           return grad.to(at::kDouble).abs().gt(limit);
-         }});
+         // An element that is NaN hides the others.
+         [limit](const Extremes& e) { return !(e.least >= -limit && e.most <= limit); },
+         [limit](const at::Tensor& grad) { return grad.to(at::kDouble).abs().gt(limit); }});
+  }
   return faults;
 }
 
 void refuse(const Fault& fault, const std::string& label, const Bucket& bucket) {
   for (size_t i = 0; i < bucket.grad_views.size(); ++i) {
     const at::Tensor& grad = bucket.grad_views[i];
-    if (!fault.found(extremes_of(grad))) continue;
+    if (!fault.possible(extremes_of(grad))) continue;
     const at::Tensor bad = fault.elements(grad).flatten();
+    const int64_t count = bad.sum().item<int64_t>();
+    if (count == 0) continue;
     const int64_t first = bad.to(at::kByte).argmax().item<int64_t>();
     fail<UsageError>(
         "gradient sync: {}: the gradient of '{}' on this rank has {} elements of {} that are {}, "
         "the first at {}: {} ({})",
-        label, bucket.parameters[i], bad.sum().item<int64_t>(), grad.numel(), fault.text, first,
+        label, bucket.parameters[i], count, grad.numel(), fault.text, first,
         grad.flatten()[first].item<double>(), fault.field);
   }
 }
@@ -67,7 +70,7 @@ void check_gradients(const GradChecks& checks, const std::string& label, const B
   if (faults.empty()) return;
   const Extremes extremes = extremes_of(bucket.grads);
   for (const Fault& fault : faults)
-    if (fault.found(extremes)) refuse(fault, label, bucket);
+    if (fault.possible(extremes)) refuse(fault, label, bucket);
 }
 
 }  // namespace

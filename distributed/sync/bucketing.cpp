@@ -54,15 +54,24 @@ std::vector<KeyedParams> group_by_key(const std::vector<NamedParameter>& paramet
   return lists;
 }
 
+/// The units of the parameters at `positions`, if there are units.
+std::vector<int64_t> units_at(const std::vector<int64_t>& positions,
+                              const std::vector<int64_t>& units) {
+  std::vector<int64_t> result;
+  if (units.empty()) return result;
+  for (const int64_t position : positions) result.push_back(units[static_cast<size_t>(position)]);
+  return result;
+}
+
 /// Whether the ranks over which gradients are reduced later lay out the buffers of `lists` over
 /// `replicas` differently. Does not communicate with ranks that have no such gradients.
 bool are_unlike(const std::vector<KeyedParams>& lists, GroupKind replicas,
-                const ParallelState& state) {
+                const std::vector<int64_t>& units, const ParallelState& state) {
   std::vector<MeshAxis> axes;
   std::string text;
   for (const KeyedParams& list : lists) {
     if (list.key.kind.replicas != replicas || !list.key.kind.apart.empty()) continue;
-    text += "buffer\n";
+    text += fmt::format("buffer {}\n", fmt::join(renumbered(units_at(list.positions, units)), " "));
     for (const NamedParameter& param : list.params) {
       const std::vector<MeshAxis> over = partial_axes(param.description, state.grids());
       axes.insert(axes.end(), over.begin(), over.end());
@@ -170,9 +179,7 @@ void cut_plan(const BufferPlan& plan, const std::vector<int64_t>& units,
     sizes.push_back(
         layout_param(param.description, param.tensor.sizes().vec(), param.tensor.numel()));
   std::vector<int64_t> own_units;
-  if (!units.empty() && plan.lent == LentMemory::params_and_grads)
-    for (const int64_t position : plan.positions)
-      own_units.push_back(units[static_cast<size_t>(position)]);
+  if (plan.lent == LentMemory::params_and_grads) own_units = units_at(plan.positions, units);
   for (const UnitPiece& piece : unit_pieces(sizes, own_units, plan.layout)) {
     BufferPlan& part = plans.emplace_back(plan);
     part.params.clear();
@@ -258,7 +265,7 @@ Bucketing make_bucketing(const std::vector<NamedParameter>& parameters,
                       parameters.size());
   std::vector<GroupKind> unlike;
   for (const GroupKind replicas : kReplicaKinds)
-    if (are_unlike(lists, replicas, parallel_state)) unlike.push_back(replicas);
+    if (are_unlike(lists, replicas, units, parallel_state)) unlike.push_back(replicas);
   if (!unlike.empty()) lists = lists_with(unlike);
   const auto reductions = make_reductions(lists, parallel_state, mode, config);
   std::vector<BufferPlan> plans;

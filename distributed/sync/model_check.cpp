@@ -7,6 +7,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/text_digest.h"
 #include "lockstep/distributed/buffer_kind.h"
+#include "lockstep/distributed/model_units.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/telling.h"
 #include "lockstep/parallel_state/axis_groups.h"
@@ -22,6 +23,13 @@ Parameters chosen(const Parameters& parameters, Predicate predicate) {
   Parameters result;
   std::copy_if(parameters.begin(), parameters.end(), std::back_inserter(result), predicate);
   return result;
+}
+
+std::vector<ConfigValue> with_units(std::vector<ConfigValue> settings,
+                                    const std::vector<int64_t>& units) {
+  settings.push_back(
+      {"units of the parameters", fmt::format("{}", fmt::join(renumbered(units), " "))});
+  return settings;
 }
 
 void check_over(GroupKind kind, const Parameters& parameters, const ParallelState& state,
@@ -68,8 +76,9 @@ void check_shared(const Parameters& parameters, MeshAxis axis, const ParallelSta
 
 /// Checks the parameters that are sent over `axis` after the data-parallel reduction or in an
 /// update, and those that its ranks share.
-void check_axis(const Parameters& parameters, MeshAxis axis, const ParallelState& state,
-                const std::vector<ConfigValue>& settings, MatrixLayout matrices) {
+void check_axis(const Parameters& parameters, const std::vector<int64_t>& units, MeshAxis axis,
+                const ParallelState& state, const std::vector<ConfigValue>& settings,
+                MatrixLayout matrices) {
   const RankGrids& grids = state.grids();
   if (grids.size(group_kind_of(axis)) == 1) return;
   const auto lives_there = [&](const NamedParameter& param) {
@@ -83,11 +92,15 @@ void check_axis(const Parameters& parameters, MeshAxis axis, const ParallelState
         return axis == tensor_axis(param.description) && is_whole_matrix(param) &&
                std::holds_alternative<Shard>(param.description.placement(axis));
       });
-  const Parameters alike = chosen(parameters, [&](const NamedParameter& param) {
+  const auto is_alike = [&](const NamedParameter& param) {
     const bool partial = param.description.gradient_state(axis) != GradientState::complete;
     return lives_there(param) && (partial || (gathers && is_whole_matrix(param)));
-  });
-  check_over(group_kind_of(axis), alike, state, settings);
+  };
+  std::vector<int64_t> units_alike;
+  for (size_t i = 0; i < units.size(); ++i)
+    if (is_alike(parameters[i])) units_alike.push_back(units[i]);
+  check_over(group_kind_of(axis), chosen(parameters, is_alike), state,
+             with_units(settings, units_alike));
   if (axis != MeshAxis::ep) check_shared(parameters, axis, state);
 }
 
@@ -95,16 +108,19 @@ void check_axis(const Parameters& parameters, MeshAxis axis, const ParallelState
 
 void check_same_model(const Parameters& parameters, const Parameters& buffers,
                       const ParallelState& state, const std::vector<ConfigValue>& settings,
-                      MatrixLayout matrices, const std::function<void()>& own_checks) {
+                      const std::vector<int64_t>& units, MatrixLayout matrices,
+                      const std::function<void()>& own_checks) {
   std::vector<MeshAxis> cut_over(kAxesInsideReplicas.begin(), kAxesInsideReplicas.end());
   std::erase_if(cut_over,
                 [&](MeshAxis axis) { return state.grids().size(group_kind_of(axis)) == 1; });
   const Parameters dense = chosen(buffers, [&](const NamedParameter& buffer) {
     return has_ranks_of_dp_cp(replicas(buffer.description), state);
   });
-  check_over(GroupKind::dp_cp, parameters, state, settings, own_checks, cut_over, dense);
-  check_other_replicas(parameters, buffers, state, settings);
-  for (const MeshAxis axis : kCuttingAxes) check_axis(parameters, axis, state, settings, matrices);
+  const std::vector<ConfigValue> of_replicas = with_units(settings, units);
+  check_over(GroupKind::dp_cp, parameters, state, of_replicas, own_checks, cut_over, dense);
+  check_other_replicas(parameters, buffers, state, of_replicas);
+  for (const MeshAxis axis : kCuttingAxes)
+    check_axis(parameters, units, axis, state, settings, matrices);
 }
 
 void check_same_trained(const Parameters& parameters, const ParallelState& state) {

@@ -2,6 +2,7 @@
 
 // Internal: what must be the same on the ranks before their gradients share buffers.
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -15,17 +16,19 @@ namespace lockstep {
 
 /// Compares what is reduced together, whatever else differs, and checks the descriptions:
 ///
-/// - over dp-cp all parameters, the buffers of dense modules and `settings`. For experts that are
-///   cut over etp or ep, the lengths that differ because of the cut are left out;
+/// - over dp-cp all parameters, the buffers of dense modules, `settings` and `units`. For experts
+///   that are cut over etp or ep, the lengths that differ because of the cut are left out;
 /// - over expert-dp, if its ranks are not those of dp-cp, the experts with all lengths, and their
-///   buffers;
-/// - over tp, etp and ep the parameters whose gradients are partial there, and `settings`; and
-///   where the axis cuts a matrix that is whole in its buffer, all such matrices, because Muon's
-///   update gathers them.
+///   buffers, `settings` and all `units`, since experts are gathered between the other units;
+/// - over tp, etp and ep the parameters whose gradients are partial there, which of them share a
+///   unit, and `settings`; and where the axis cuts a matrix that is whole in its buffer, all such
+///   matrices, because Muon's update gathers them.
 ///
 /// - over tp and etp, for parameters with complete gradients that several ranks hold, whole or in
 ///   pieces: whether they are trained and, for whole ones, whether they have weight decay. Each
 ///   rank may hold further parameters.
+///
+/// `units`: the unit of each parameter, if they are sharded by units.
 ///
 /// As long as they agree, ranks send 8 bytes over dp-cp and for each of these lines that concerns
 /// an axis of several ranks. CommunicationError, on every rank of the group, with the first
@@ -33,8 +36,8 @@ namespace lockstep {
 /// check_same_parameters().
 void check_same_model(const std::vector<NamedParameter>& parameters,
                       const std::vector<NamedParameter>& buffers, const ParallelState& state,
-                      const std::vector<ConfigValue>& settings, MatrixLayout matrices,
-                      const std::function<void()>& own_checks);
+                      const std::vector<ConfigValue>& settings, const std::vector<int64_t>& units,
+                      MatrixLayout matrices, const std::function<void()>& own_checks);
 
 /// Compares, name by name, whether parameters are trained: over the ranks of tp, dp and cp, which
 /// hold pieces or copies of them. Experts that ep cuts are compared over etp and edp. Each rank may

@@ -79,20 +79,20 @@ void check_hidden(const at::Tensor& hidden, const at::Tensor& labels,
                       fmt::join(labels.sizes(), " x "), batch, sequence);
 }
 
-/// Checks positions that a caller gives for the `sequence` tokens of this rank of cp.
-void check_positions(const at::Tensor& positions, int64_t sequence,
+/// Checks positions that a caller gives as `input` for `tokens` tokens of this rank of cp.
+void check_positions(const at::Tensor& positions, const char* input, int64_t tokens,
                      const TransformerConfig& config) {
   if (!positions.defined()) return;
   require<UsageError>(
-      positions.dim() == 1 && positions.size(0) == sequence && positions.scalar_type() == at::kLong,
-      "GPTModel: positions: found {} of {}, allowed: {} of Long",
-      fmt::join(positions.sizes(), " x "), at::toString(positions.scalar_type()), sequence);
-  if (sequence == 0 || config.position_embedding_type == PositionEmbeddingType::none) return;
+      positions.dim() == 1 && positions.size(0) == tokens && positions.scalar_type() == at::kLong,
+      "GPTModel: {}: found {} of {}, allowed: {} of Long", input,
+      fmt::join(positions.sizes(), " x "), at::toString(positions.scalar_type()), tokens);
+  if (tokens == 0 || config.position_embedding_type == PositionEmbeddingType::none) return;
   if (!positions.is_cpu()) return;  // reading them would wait for the device
   const auto [least, most] = positions.aminmax();
   const int64_t low = least.item<int64_t>(), high = most.item<int64_t>();
   require<UsageError>(low >= 0 && high < config.seq_length,
-                      "GPTModel: positions: found {}, allowed: 0 to {} (model.seq_length - 1)",
+                      "GPTModel: {}: found {}, allowed: 0 to {} (model.seq_length - 1)", input,
                       low < 0 ? low : high, config.seq_length - 1);
 }
 
@@ -104,7 +104,7 @@ void check_documents(const TokenPositions& given, int64_t batch, int64_t sequenc
     require<UsageError>(places.dim() == 2 && places.size(0) == sequence && places.size(1) == batch,
                         "GPTModel: document_positions: found {}, allowed: {} x {}",
                         fmt::join(places.sizes(), " x "), sequence, batch);
-    check_positions(places.flatten(), places.numel(), config);
+    check_positions(places.flatten(), "document_positions", places.numel(), config);
   }
   if (const at::Tensor& map = given.padding.map; map.defined())
     require<UsageError>(map.dim() == 2 && map.size(0) == sequence && map.size(1) == batch &&
@@ -306,7 +306,7 @@ void GPTModel::check(const GPTInput& input) const {
   }
   const int64_t sequence =
       stage_.has_embedding ? input.tokens.size(1) : input.hidden.size(0) * parts;
-  check_positions(input.positions.positions, sequence, config_);
+  check_positions(input.positions.positions, "positions", sequence, config_);
   const int64_t batch = stage_.has_embedding ? input.tokens.size(0) : input.hidden.size(1);
   check_documents(input.positions, batch, sequence, context_parallel_.size(), config_);
   const bool cut = sequence_parallel_ || context_parallel_.size() > 1;

@@ -88,10 +88,11 @@ at::Tensor count_zeros(const Models& models) {
 
 at::Tensor count_zeros(const CountedRanges& counted) {
   const at::NoGradGuard no_grad;
-  const c10::Device device = counted.models().front()->parallel_state().device();
+  const ParallelState& state = counted.models().front()->parallel_state();
+  const PieceClasses classes = telling(state, [&] { return counted.grads("count_zeros"); });
   std::vector<at::Tensor> of_class;
-  for (const std::vector<at::Tensor>& pieces : counted.grads("count_zeros")) {
-    of_class.push_back(at::zeros({}, at::TensorOptions(device).dtype(at::kLong)));
+  for (const std::vector<at::Tensor>& pieces : classes) {
+    of_class.push_back(at::zeros({}, at::TensorOptions(state.device()).dtype(at::kLong)));
     for (const at::Tensor& piece : pieces)
       of_class.back() += piece.numel() - at::count_nonzero(piece);
   }

@@ -7,7 +7,9 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/tests/support/described_params.h"
 #include "lockstep/tests/support/mesh_params.h"
+#include "lockstep/tests/support/open_ranks.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/small_net.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -155,6 +157,68 @@ TEST(AllReduceGrads, NothingIsSentByOneRankAndWrongOnesAreNamed) {
   for (const std::string& error : errors)
     EXPECT_EQ(error,
               "all_reduce_grads: the gradient of 'table' is sparse, allowed: dense gradients");
+}
+
+/// Expects an error with `part` on all of four ranks: those on which `reduce` throws, and the
+/// others, which wait for them after it.
+void expect_all_ended(const ParallelSizes& sizes, const testing::RankBody& reduce,
+                      const std::string& part) {
+  const auto errors = testing::errors_of_open_ranks(
+      4,
+      [&](const ParallelState& state) {
+        reduce(state);
+        all_reduce(state.world(), at::ones({}), ReduceOp::sum, "next").wait();
+      },
+      {.sizes = sizes, .timeout = std::chrono::seconds(6)});
+  testing::expect_all_contain(errors, part, "");
+}
+
+void run_backward(const at::Tensor& table, bool sparse) {
+  at::embedding(table, at::arange(2), -1, false, sparse).sum().backward();
+}
+
+TEST(AllReduceGrads, WhatAStageOrAnExpertGroupRefusesEndsTheOtherRanks) {
+  const auto reduce_table = [](const ParallelState& state, const ParamDescription& description,
+                               int64_t rows, bool sparse) {
+    testing::DescribedParams net;
+    net.add("table", {rows, 2}, description);
+    run_backward(net["table"], sparse);
+    all_reduce_grads(net, state);
+  };
+  expect_all_ended(
+      {.pipeline = 2},
+      [&](const ParallelState& state) { reduce_table(state, {}, 4, state.rank() < 2); },
+      "the gradient of 'table' is sparse");
+  expect_all_ended(
+      {.pipeline = 2},
+      [&](const ParallelState& state) {
+        reduce_table(state, {}, state.rank() == 1 ? 5 : 4, false);
+      },
+      "have different parameters: parameter 'table'");
+  const ParamDescription expert = {.placements = {{MeshAxis::ep, Shard{0}}}, .is_expert = true};
+  expect_all_ended(
+      {.expert = 2},
+      [&](const ParallelState& state) { reduce_table(state, expert, 4, state.rank() == 0); },
+      "the gradient of 'table' is sparse");
+}
+
+TEST(AllReduceGrads, WhatRanksOfDpAndCpRefuseEndsTheOtherRanksOfTheMesh) {
+  for (const int64_t tp : {2, 4}) {
+    const auto reduce_list = [tp](const ParallelState& state, bool sparse, bool with_undefined) {
+      std::vector<MeshParameter> list = {
+          MeshParameter(at::ones({4, 2}).requires_grad_(true), "table")};
+      run_backward(list.front().tensor, sparse);
+      if (with_undefined) list.emplace_back(at::Tensor(), "nil");
+      all_reduce_grads(list, world_mesh(state, 4 / tp, tp, 1), /*use_ddp=*/false);
+    };
+    expect_all_ended(
+        {}, [&](const ParallelState& state) { reduce_list(state, false, state.rank() == 0); },
+        "parameter 1 ('nil'): the tensor is undefined");
+    if (tp == 2)
+      expect_all_ended(
+          {}, [&](const ParallelState& state) { reduce_list(state, state.rank() == 0, false); },
+          "the gradient of 'table' is sparse");
+  }
 }
 
 }  // namespace

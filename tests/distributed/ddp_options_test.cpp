@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include <ATen/ATen.h>
 
 #include "lockstep/core/error.h"
@@ -183,6 +185,35 @@ TEST(LargeGradients, NameParameterElementAndField) {
       backward,
       "the gradient of 'large' on this rank has 2 elements of 4 that are larger than "
       "ddp.large_grad_threshold, the first at 2: -101 (ddp.check_for_large_grads)"));
+}
+
+TEST(LargeGradients, AreFoundBesideNaNWhichIsNotRefusedForItself) {
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+  for (const double last : {500.0, 2.0}) {
+    DescribedParams module;
+    module.add("large", {4}).add("nan", {3});
+    DistributedDataParallelConfig config;
+    config.check_for_large_grads = true;
+    config.large_grad_threshold = 100.5;
+    DistributedDataParallel ddp(module, ParallelState::single_process(), config);
+    const auto backward = [&] {
+      module.backward([&](const std::string& name, auto&&) {
+        return name == "nan" ? at::full({3}, kNaN, at::kDouble)
+                             : at::tensor({kNaN, 1.0, last, -100.0}, at::kDouble);
+      });
+    };
+    if (last > 100.5) {
+      EXPECT_TRUE(throws_with<UsageError>(
+          backward,
+          "the gradient of 'large' on this rank has 1 elements of 4 that are larger than "
+          "ddp.large_grad_threshold, the first at 2: 500 (ddp.check_for_large_grads)"));
+      continue;
+    }
+    backward();
+    ddp.finish_grad_sync();
+    EXPECT_TRUE(module.grad("nan").isnan().all().item<bool>());
+    EXPECT_EQ(module.grad("large")[2].item<double>(), 2);
+  }
 }
 
 TEST(OffloadedGradients, ComeBackAsTheyWereAndThrowInBetween) {

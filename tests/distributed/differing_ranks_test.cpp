@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
+
 #include <ATen/ATen.h>
 
 #include "lockstep/core/error.h"
@@ -11,6 +14,7 @@
 #include "lockstep/distributed/gradient_synchronizer.h"
 #include "lockstep/optimizer/clip_grad_norm.h"
 #include "lockstep/optimizer/optimizer.h"
+#include "lockstep/tests/support/described_params.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -85,6 +89,108 @@ TEST(GradientSynchronizer, AParameterOfAllStagesIsReducedWhateverAStageHoldsBesi
         EXPECT_TRUE(second.back().tensor.grad().eq(2).all().item<bool>());
       },
       {.timeout = std::chrono::seconds(5)});
+}
+
+/// A module whose children have described parameters.
+struct OfUnits : torch::nn::Module {
+  testing::DescribedParams& unit(const std::string& name) {
+    return *register_module(name, std::make_shared<testing::DescribedParams>());
+  }
+  OfUnits& part(const std::string& name) {
+    return *register_module(name, std::make_shared<OfUnits>());
+  }
+};
+
+const ParamDescription kPartialOverTp{
+    .gradient_states = {{MeshAxis::tp, GradientState::partial_sum}}};
+
+/// 1, 2, ...
+at::Tensor counted(int64_t numel) { return at::arange(1, numel + 1, at::kDouble); }
+
+DistributedDataParallelConfig sharded_by_units() {
+  DistributedDataParallelConfig config;
+  config.use_distributed_optimizer = true;
+  config.data_parallel_sharding_strategy = ShardingStrategy::optim_grads_params;
+  config.calculate_per_token_loss = false;
+  return config;
+}
+
+/// Runs a step on a rank of two over tp, whose terms are 1 and 2 times counted(). Expects sums over
+/// tp in "norm" only.
+void expect_norm_is_added(const OfUnits& model, const ParallelState& state,
+                          const std::string& what) {
+  const int64_t factor = 1 + state.group(GroupKind::tp).rank();
+  DistributedDataParallel ddp(model, state, sharded_by_units());
+  ddp.zero_grad_buffer();
+  at::Tensor loss = at::zeros({}, at::kDouble);
+  for (const at::Tensor& param : model.parameters())
+    loss = loss + (param * counted(param.numel()) * factor).sum();
+  loss.backward();
+  finalize_model_grads({&ddp});
+  for (const ParamAndGradBuffer* buffer : ddp.buffers())
+    for (size_t i = 0; i < buffer->params().size(); ++i) {
+      const std::string& name = buffer->params()[i].name;
+      const ParamLayout::Slot& slot = buffer->layout().slots[i];
+      const ElementRange own = buffer->owned().front();
+      const int64_t start = std::max(own.start, slot.start), end = std::min(own.end, slot.end);
+      if (start >= end) continue;
+      const at::Tensor terms =
+          counted(slot.end - slot.start).slice(0, start - slot.start, end - slot.start);
+      EXPECT_TRUE(at::equal(buffer->held_grads({start, end}),
+                            terms * (name.ends_with("norm") ? 3 : factor)))
+          << what << ": '" << name << "' on rank " << state.rank();
+    }
+}
+
+TEST(TensorParallelRanks, MayHoldOtherUnitsBesidesThoseThatTheyShare) {
+  const std::pair<const char*, std::function<void(OfUnits&, int64_t rank)>> models[] = {
+      {"one before",
+       [](OfUnits& model, int64_t rank) {
+         if (rank == 1) model.unit("own").add("weight", {30});
+         model.unit("shared").add("norm", {300}, kPartialOverTp).add("weight", {200});
+       }},
+      {"one behind",
+       [](OfUnits& model, int64_t rank) {
+         model.unit("shared").add("norm", {300}, kPartialOverTp).add("weight", {200});
+         if (rank == 1) model.unit("own").add("weight", {30});
+       }},
+      {"the same lengths in other units", [](OfUnits& model, int64_t rank) {
+         auto& shared = model.unit("shared").add("norm", {300}, kPartialOverTp);
+         (rank == 1 ? model.unit("own") : shared).add("weight", {200});
+       }}};
+  for (const auto& [what, make] : models) {
+    testing::CollectiveLog log;
+    testing::run_ranks(4,
+                       [&, &name = what, &add = make](const ParallelState& state) {
+                         OfUnits model;
+                         add(model, state.group(GroupKind::tp).rank());
+                         expect_norm_is_added(model, state, name);
+                       },
+                       {.sizes = {.tensor = 2}, .log = &log});
+    for (const int64_t rank : {0, 1}) {
+      int64_t bytes = 0;  // of the shards of ranks rank and rank + 2
+      for (const int64_t holder : {rank, rank + 2})
+        for (const CollectiveRecord& call : log.of_rank(holder))
+          if (call.label.starts_with("gradients that are")) bytes += call.bytes;
+      EXPECT_EQ(bytes, 300 * 8) << what << ", rank " << rank;
+    }
+  }
+}
+
+TEST(TensorParallelRanks, AreToldIfPartialParametersShareAUnitOnSomeRanksOnly) {
+  testing::run_ranks(
+      2,
+      [](const ParallelState& state) {
+        OfUnits model;
+        OfUnits& part = model.part("part");
+        for (const char* const name : {"a", "b"}) part.unit(name).add("norm", {8}, kPartialOverTp);
+        if (state.rank() == 1) part.part("layers").unit("0").add("own", {8});
+        EXPECT_TRUE(testing::throws_with<CommunicationError>(
+            [&] { DistributedDataParallel(model, state, sharded_by_units()); },
+            "the ranks of group tp [0, 1] have different settings: units of the parameters is 0 0 "
+            "on rank 0 and 0 1 on rank 1"));
+      },
+      {.sizes = {.tensor = 2}});
 }
 
 /// A model with one parameter, of `dtype` on this rank, and its optimizer.

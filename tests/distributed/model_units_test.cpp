@@ -43,6 +43,12 @@ TEST(ModelUnits, WithoutAListEachChildIsAUnit) {
   EXPECT_TRUE(number_units(module(0)).empty());
 }
 
+TEST(ModelUnits, AreNumberedAnewInTheSameOrder) {
+  EXPECT_EQ(renumbered({7, 2, 2, 9, 7}), (Numbers{1, 0, 0, 2, 1}));
+  EXPECT_EQ(renumbered({0, 1, 1}), (Numbers{0, 1, 1}));
+  EXPECT_TRUE(renumbered({}).empty());
+}
+
 TEST(ModelUnits, NumbersAreDigitsAlone) {
   EXPECT_TRUE(is_number("0"));
   EXPECT_TRUE(is_number("127"));

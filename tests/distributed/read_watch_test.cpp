@@ -48,5 +48,29 @@ TEST(ReadWatch, SeesEveryReadOfAThreadOfBackwardWhileItsOwnCallsOperatorsToo) {
   EXPECT_EQ(reads.take(), kCalls * of_a_call);
 }
 
+TEST(ReadWatch, IsNotOnAThreadThatGotTheIdOfOneThatHasEnded) {
+  const at::Tensor read = at::zeros({1});
+  Reads reads(read);
+  ReadWatch watch;
+  EXPECT_FALSE(watch.is_on_this_thread());
+  std::thread([&] {
+    watch.start(reads);
+    EXPECT_TRUE(watch.is_on_this_thread());
+    read.neg();
+    EXPECT_GE(reads.take(), 1);
+  }).join();
+  std::thread([&] {
+    EXPECT_FALSE(watch.is_on_this_thread());
+    read.neg();
+    EXPECT_EQ(reads.take(), 0);
+    watch.start(reads);
+    EXPECT_TRUE(watch.is_on_this_thread());
+    read.neg();
+    EXPECT_GE(reads.take(), 1);
+    watch.stop();
+    EXPECT_FALSE(watch.is_on_this_thread());
+  }).join();
+}
+
 }  // namespace
 }  // namespace lockstep

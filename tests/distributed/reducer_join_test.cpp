@@ -5,6 +5,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/power_sgd_hook.h"
 #include "lockstep/tests/distributed/reducer_nets.h"
+#include "lockstep/tests/support/open_ranks.h"
 #include "lockstep/tests/support/small_net.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -190,6 +191,35 @@ TEST(ReducerJoin, AReductionInsideNoSyncIsRefused) {
         });
       },
       "'p0' received a gradient inside no_sync()"));
+}
+
+/// Two forwards before their backwards, and one whose backward never runs.
+TEST(ReducerJoin, AForwardWithoutABackwardBeforeTheNextOneOrTheEndEndsAllRanks) {
+  for (const int64_t waiting : {0, 1})  // ranks without inputs
+    for (const size_t forwards : {2, 1}) {
+      const auto errors = testing::errors_of_open_ranks(2, [&](const ParallelState& state) {
+        const auto params = named_zeros({2});
+        Reducer reducer(params, replicas(state));
+        reducer.join([&] {
+          if (state.rank() < waiting) return;
+          reduce(reducer, [&] { return linear_loss(params, {0}, 4); });
+          EXPECT_TRUE(all_equal_to(params[0].tensor.grad(), waiting == 0 ? 4 : 2));
+          std::vector<at::Tensor> losses;
+          while (losses.size() < forwards) {
+            reducer.prepare_for_forward();
+            losses.push_back(linear_loss(params, {0}, 1));
+            reducer.prepare_for_backward({losses.back()});
+          }
+          if (forwards == 1) return;
+          for (const at::Tensor& loss : losses) loss.backward();
+        });
+      });
+      testing::expect_all_contain(
+          errors,
+          " has reduced no backward in iteration 2; inside join() each forward has its backward "
+          "before the next one and before the end",
+          std::to_string(forwards) + " forwards");
+    }
 }
 
 TEST(ReducerStatistics, R83TimesAreInOrder) {

@@ -17,6 +17,7 @@ namespace {
 using testing::all_equal_to;
 using testing::CollectiveLog;
 using testing::named;
+using testing::NoGradient;
 using testing::reduce;
 using testing::replicas;
 using testing::run_ranks;
@@ -144,6 +145,71 @@ TEST(SparseGradients, OfAnUnusedParameterAreOnItsDevice) {
   EXPECT_TRUE(grad.indices().is_meta());
   EXPECT_TRUE(grad.values().is_meta());
   EXPECT_EQ(grad.sizes(), meta[0].tensor.sizes());
+}
+
+/// The rows of a table with sparse gradients.
+at::Tensor rows_of(const at::Tensor& table, const at::Tensor& rows) {
+  return at::embedding(table, rows, -1, false, /*sparse=*/true);
+}
+
+TEST(SparseGradients, UndefinedOnesCountAsZeros) {
+  for (const bool as_view : {true, false})
+    for (const bool finds_unused : {true, false})
+      run_ranks(2, [&](const ParallelState& state) {
+        const auto params = named({at::ones({4, 2})});
+        const at::Tensor& table = params[0].tensor;
+        Reducer reducer(params, replicas(state),
+                        {.find_unused_parameters = finds_unused,
+                         .gradient_as_bucket_view = as_view,
+                         .sparse_parameters = {"p0"}});
+        const at::Tensor rows = at::tensor({1, 3}, at::kLong);
+        for (const int ranks_with_gradients : {1, 0, 2}) {
+          reducer.zero_grad_buffer();
+          reduce(reducer, [&] {
+            const at::Tensor out = rows_of(table, rows);
+            return (state.rank() < ranks_with_gradients ? out : NoGradient::apply(out)).sum();
+          });
+          if (finds_unused) {
+            EXPECT_EQ(reducer.used_counts(), std::vector<int32_t>{ranks_with_gradients});
+          }
+          const double mean = ranks_with_gradients / 2.;
+          if (finds_unused && ranks_with_gradients == 0)
+            EXPECT_FALSE(table.grad().defined());
+          else
+            EXPECT_TRUE(at::equal(table.grad().to_dense().select(1, 0),
+                                  at::tensor({0., mean, 0., mean}, at::kFloat)));
+        }
+      });
+}
+
+/// One table under two names: of one module, or of two modules that share their weight.
+struct TwoNames : torch::nn::Module {
+  explicit TwoNames(bool one_module) {
+    auto options = torch::nn::EmbeddingOptions(4, 2).sparse(true);
+    source = register_module("src", torch::nn::Embedding(options));
+    options._weight(source->weight);
+    target = register_module("tgt", one_module ? source : torch::nn::Embedding(options));
+  }
+  torch::nn::Embedding source = nullptr, target = nullptr;
+};
+
+TEST(SparseGradients, OfATableWithTwoNamesAreThoseOfTheFirst) {
+  for (const bool one_module : {true, false})
+    run_ranks(2, [&](const ParallelState& state) {
+      TwoNames net(one_module);
+      Reducer reducer(net, replicas(state));
+      ASSERT_EQ(reducer.buckets().size(), 1u);
+      EXPECT_EQ(reducer.buckets()[0].parameters, std::vector<std::string>{"src.weight"});
+      const at::Tensor row = at::tensor({state.rank()}, at::kLong);
+      for (int step = 0; step < 2; ++step) {
+        reducer.zero_grad_buffer();
+        reduce(reducer, [&] { return (net.source(row) + net.target(row + 1)).sum(); });
+        const at::Tensor grad = net.source->weight.grad();
+        ASSERT_EQ(grad.layout(), at::kSparse);
+        EXPECT_TRUE(
+            at::equal(grad.to_dense().select(1, 0), at::tensor({0.5, 1., 0.5, 0.}, at::kFloat)));
+      }
+    });
 }
 
 TEST(SparseGradients, UnusedOnSomeRanks) {

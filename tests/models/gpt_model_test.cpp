@@ -260,7 +260,12 @@ TEST(GPTModel, RefusesOtherShapesAndConfigurations) {
   refuses(model, {.tokens = ids, .positions = {.positions = at::ones({8})}},
           "positions: found 8 of Float, allowed: 8 of Long");
   refuses(model, {.tokens = ids, .positions = {.positions = at::arange(8) + 1}},
-          "positions: found 8, allowed: 0 to 7");
+          "GPTModel: positions: found 8, allowed: 0 to 7");
+  const at::Tensor places = at::arange(8).unsqueeze(1).expand({8, 2});
+  refuses(model, {.tokens = ids, .positions = {.document_positions = places.to(at::kInt)}},
+          "GPTModel: document_positions: found 16 of Int, allowed: 16 of Long");
+  refuses(model, {.tokens = ids, .positions = {.document_positions = places - 1}},
+          "GPTModel: document_positions: found -1, allowed: 0 to 7");
   refuses(model, {.tokens = ids, .labels = ids, .last_only = true},
           "last_only: found labels beside it, allowed: whole sequences of at least one token");
   refuses(model, {.tokens = ids.narrow(1, 0, 0), .last_only = true}, "last_only: found no token");

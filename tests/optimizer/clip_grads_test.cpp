@@ -13,6 +13,7 @@
 #include "lockstep/optimizer/unscale_grads.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/tests/support/described_params.h"
+#include "lockstep/tests/support/open_ranks.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/small_net.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -182,6 +183,26 @@ TEST(CountZeros, CountsEachElementOfTheModelOnceAndNoPadding) {
                   EXPECT_EQ(count_zeros(model.models()).item<int64_t>(), expected);
                 },
                 {.sizes = layout.sizes});
+}
+
+TEST(CountZeros, GradientsThatAreNotFinalOnSomeStagesEndTheOthers) {
+  const auto errors =
+      testing::errors_of_open_ranks(3,
+                                    [](const ParallelState& state) {
+                                      DescribedParams net;
+                                      if (state.rank() == 1)
+                                        net.add("own", {4});
+                                      else
+                                        net.add("embedding", {4}, {.tie = Tie{"embedding"}});
+                                      DistributedDataParallelConfig config;
+                                      config.calculate_per_token_loss = false;
+                                      DistributedDataParallel ddp(net, state, config);
+                                      net.backward([](auto&, auto&) { return 1.0; });
+                                      ddp.finish_grad_sync();
+                                      count_zeros({&ddp});
+                                    },
+                                    {.sizes = {.pipeline = 3}, .timeout = std::chrono::seconds(6)});
+  testing::expect_all_contain(errors, "count_zeros: the gradients are not final", "");
 }
 
 /// "operation group bytes" of the calls with this label.

@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <future>
 #include <thread>
 
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/block_pool.h"
 #include "lockstep/tests/optimizer/sharded_run.h"
+#include "lockstep/tests/support/described_params.h"
 #include "lockstep/tests/support/host_transport.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -15,6 +17,7 @@
 namespace lockstep {
 namespace {
 
+using testing::DescribedParams;
 using testing::errors_of_ranks;
 using testing::expect_close;
 using testing::kLending;
@@ -110,6 +113,43 @@ TEST(ShardedMemory, OtherThreadsAreToldWhatToDo) {
     }).join();
     EXPECT_NE(error.find("'layers.1.up' to 'layers.1.down'"), std::string::npos) << error;
     EXPECT_NE(error.find("call unshard()"), std::string::npos) << error;
+  });
+}
+
+TEST(ShardedMemory, EachStepMayRunOnAThreadOfItsOwnAlsoIfItHasTheIdOfAnEndedOne) {
+  run_ranks(2, [](const ParallelState& state) {
+    const ShardedRun run{.strategy = ShardingStrategy::optim_grads_params};
+    const testing::Weights expected = train(state, run);
+    Training training(state, run);
+    for (int step = 0; step < kSteps; ++step)
+      if (state.rank() == 0)
+        std::async(std::launch::async, [&] { training.step(); }).get();
+      else
+        training.step();
+    expect_close(training.weights(), expected, 1e-12, "a thread for each step");
+  });
+}
+
+TEST(ShardedMemory, AParameterWithoutElementsKeepsNoMemoryOfItsUnit) {
+  run_ranks(2, [](const ParallelState& state) {
+    DescribedParams net;
+    net.add("weight", {150}).add("none", {0, 3});
+    const ShardedRun run{.strategy = ShardingStrategy::optim_grads_params};
+    DistributedDataParallel ddp(net, state, run.ddp());
+    const ParamAndGradBuffer& buffer = *ddp.buffers().front();
+    const ParamLayout::Slot& slot = buffer.layout().slots[0];
+    const ElementRange own = buffer.owned().front();
+    const int64_t numel = std::min(own.end, slot.end) - std::max(own.start, slot.start);
+    EXPECT_FALSE(is_readable(net["weight"]));
+    for (int step = 0; step < 2; ++step) {
+      ddp.zero_grad_buffer();
+      EXPECT_EQ(net["none"].storage().nbytes(), 0U);
+      EXPECT_TRUE(is_readable(net["none"]));
+      net.backward([](auto&&, auto&&) { return 3; });
+      EXPECT_EQ(net["none"].sizes(), (std::vector<int64_t>{0, 3}));
+      finalize_model_grads({&ddp}, testing::no_tokens());
+      EXPECT_EQ(buffer.held_grads(own).sum().item<double>(), static_cast<double>(6 * numel));
+    }
   });
 }
 
