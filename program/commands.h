@@ -18,7 +18,6 @@ void add_plot_command(CLI::App& program);
 void add_watch_command(CLI::App& program);
 void add_trace_command(CLI::App& program);
 void add_audit_command(CLI::App& program);
-void add_megatron_flags_command(CLI::App& program);
 
 /// These two describe all commands of the program, also those that are added later.
 void add_completion_command(CLI::App& program);
@@ -39,10 +38,10 @@ CLI::App* add_checkpoint_command(CLI::App& program);
 /// Adds `export` and `import` to it, which need libtorch.
 void add_checkpoint_conversions(CLI::App& checkpoint);
 
-/// Adds `launch`, whose ranks have the command line `arguments`.
+/// Add `launch`, whose ranks have the command line `arguments`, and `megatron-flags`, which applies
+/// `flags` last: what stands after "--", which run_program_with_words() takes.
 void add_launch_command(CLI::App& program, const std::vector<std::string>& arguments = {});
-/// `lockstep launch`, as run_program(). Arguments after "--" are passed to the ranks unchanged.
-int run_launch(int argc, char** argv);
+void add_megatron_flags_command(CLI::App& program, const std::vector<std::string>& flags = {});
 
 /// Adds CONFIG and --set, which load_config() takes.
 void add_config_options(CLI::App& command, std::string& path, std::vector<std::string>& overrides,

@@ -13,6 +13,7 @@
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/input_file.h"
 #include "lockstep/core/integers.h"
+#include "lockstep/core/unusable_sizes.h"
 #include "lockstep/datasets/tokenizer.h"
 #include "lockstep/parallel_state/announced_field.h"
 #include "lockstep/parallel_state/launch_environment.h"
@@ -72,9 +73,13 @@ struct LoadedModel {
 
 int64_t rank_count(const ParallelConfig& parallel) {
   constexpr const char* kWhat = "ranks of --tensor, --pipeline and --expert";
-  return checked_mul(checked_mul(parallel.tensor_model_parallel_size,
-                                 parallel.pipeline_model_parallel_size, kWhat),
-                     parallel.expert_model_parallel_size, kWhat);
+  int64_t count = 0;
+  refuse_unusable_sizes([&] {
+    count = checked_mul(checked_mul(parallel.tensor_model_parallel_size,
+                                    parallel.pipeline_model_parallel_size, kWhat),
+                        parallel.expert_model_parallel_size, kWhat);
+  });
+  return count;
 }
 
 using TokenLists = std::vector<std::vector<int64_t>>;

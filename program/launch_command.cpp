@@ -6,7 +6,6 @@
 #include <iostream>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <system_error>
 #include <thread>
 
@@ -15,7 +14,6 @@
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
 #include "lockstep/program/installation.h"
-#include "lockstep/program/program.h"
 #include "lockstep/program/rank_processes.h"
 #include "lockstep/program/torchrun.h"
 #include "lockstep/program/train_arguments.h"
@@ -275,14 +273,6 @@ void add_launch_command(CLI::App& program, const std::vector<std::string>& argum
       ->check(check_path);
   command->footer(kExamples);
   command->callback([given] { run(*given); });
-}
-
-int run_launch(int argc, char** argv) {
-  char** const end = std::find(argv, argv + argc, std::string_view("--"));
-  std::vector<std::string> arguments;
-  if (end != argv + argc) arguments.assign(end + 1, argv + argc);
-  return run_program(static_cast<int>(end - argv), argv,
-                     [&](CLI::App& program) { add_launch_command(program, arguments); });
 }
 
 }  // namespace lockstep

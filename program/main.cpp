@@ -37,7 +37,8 @@ void use_huge_pages() {
 int main(int argc, char** argv) {
   lockstep::open_standard_descriptors();
   const std::string_view command = argc > 1 ? argv[1] : "";
-  if (command == "launch") return lockstep::run_launch(argc, argv);
+  if (command == "launch")
+    return lockstep::run_program_with_words(argc, argv, lockstep::add_launch_command);
   if (command == "configs") return lockstep::run_program(argc, argv, lockstep::add_configs_command);
   if (command == "data") return lockstep::run_program(argc, argv, lockstep::add_data_command);
   if (command == "plot") return lockstep::run_program(argc, argv, lockstep::add_plot_command);
@@ -45,7 +46,7 @@ int main(int argc, char** argv) {
   if (command == "trace") return lockstep::run_program(argc, argv, lockstep::add_trace_command);
   if (command == "audit") return lockstep::run_program(argc, argv, lockstep::add_audit_command);
   if (command == "megatron-flags")
-    return lockstep::run_program(argc, argv, lockstep::add_megatron_flags_command);
+    return lockstep::run_program_with_words(argc, argv, lockstep::add_megatron_flags_command);
   const std::string_view action = argc > 2 ? argv[2] : "";
   if (command == "plan" && (action == "groups" || action == "buckets" || action == "memory" ||
                             action == "schedule" || action == "audit"))

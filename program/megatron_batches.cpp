@@ -16,10 +16,17 @@ namespace {
 
 using Settings = MegatronSettings;
 
+/// `number` as an integer; `found` tells it in the error of a number that is none or too large.
+int64_t to_integer(double number, const std::string& flag, const std::string& found) {
+  require<ConfigError>(std::abs(number) <= 1e15, "{}: found {}, allowed: -1e15 to 1e15", flag,
+                       found);
+  return static_cast<int64_t>(number);
+}
+
 /// Converts samples into iterations of the global batch, rounded; notes what rounding loses.
 void set_iterations(Settings& s, const std::string& flag, const std::string& field, double exact) {
   const double rounded = std::round(exact);
-  s.set(field, static_cast<int64_t>(rounded));
+  s.set(field, to_integer(rounded, flag, fmt::format("{:g} iterations", rounded)));
   if (std::abs(exact - rounded) > 1e-6)
     s.note(flag,
            fmt::format("rounded: {} is {}, exactly {:.2f} iterations", field, rounded, exact));
@@ -126,7 +133,7 @@ int64_t tokens_of(const std::string& text) {
                          text);
     number *= std::pow(1000.0, static_cast<double>(power + 1));
   }
-  return static_cast<int64_t>(number);
+  return to_integer(number, "--step-batch-size-schedule", "'" + text + "'");
 }
 
 void apply_batch_sizes(Settings& s) {

@@ -16,7 +16,8 @@ namespace {
 constexpr int64_t kLargestScript = 1 << 20;
 
 struct MegatronFlagsArguments {
-  std::vector<std::string> flags;
+  std::vector<std::string> words;  // before "--": more values of the last flag of --file
+  std::vector<std::string> flags;  // after it
   std::string file;
   bool list = false;
 };
@@ -37,6 +38,7 @@ std::vector<std::string> words_of_script(const std::string& path) {
 void convert(const MegatronFlagsArguments& arguments) {
   std::vector<std::string> words;
   if (!arguments.file.empty()) words = words_of_script(arguments.file);
+  words.insert(words.end(), arguments.words.begin(), arguments.words.end());
   words.insert(words.end(), arguments.flags.begin(), arguments.flags.end());
   require<ConfigError>(!words.empty(),
                        "megatron-flags: found no flags, allowed: flags after --, as in `lockstep "
@@ -59,11 +61,12 @@ void convert(const MegatronFlagsArguments& arguments) {
 
 }  // namespace
 
-void add_megatron_flags_command(CLI::App& program) {
+void add_megatron_flags_command(CLI::App& program, const std::vector<std::string>& flags) {
   auto arguments = std::make_shared<MegatronFlagsArguments>();
+  arguments->flags = flags;
   CLI::App* const command = program.add_subcommand(
       "megatron-flags", "Turn Megatron-LM's command line into a configuration");
-  command->add_option("FLAGS", arguments->flags,
+  command->add_option("FLAGS", arguments->words,
                       "Flags of Megatron-LM after --, as in `lockstep megatron-flags -- "
                       "--num-layers 24 --bf16`; they are applied after those of --file");
   command

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <string_view>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/nearest_name.h"
@@ -159,6 +160,17 @@ int run_program(int argc, char** argv, const std::function<void(CLI::App& progra
   } catch (const std::exception& error) {
     end(1, error.what());
   }
+}
+
+int run_program_with_words(
+    int argc, char** argv,
+    const std::function<void(CLI::App& program, const std::vector<std::string>& words)>&
+        add_command) {
+  char** const dashes = std::find(argv, argv + argc, std::string_view("--"));
+  std::vector<std::string> words;
+  if (dashes != argv + argc) words.assign(dashes + 1, argv + argc);
+  return run_program(static_cast<int>(dashes - argv), argv,
+                     [&](CLI::App& program) { add_command(program, words); });
 }
 
 }  // namespace lockstep

@@ -38,7 +38,7 @@ class ShellReader {
     for (; at_ < text_.size(); ++at_) {
       if (peek() == '\\' && peek(1) == '\n') {
         ++at_;
-      } else if (peek() == '#') {
+      } else if (peek() == '#' && !literal_) {
         at_ = std::min(text_.find('\n', at_), text_.size()) - 1;
       } else if (peek() != ' ' && peek() != '\t' && !(lines && peek() == '\n')) {
         return;
@@ -132,7 +132,8 @@ class ShellReader {
     std::string word;
     bool expanded = false, quoted = false;
     has_array_ = false;
-    while (at_ < text_.size() && std::string_view(" \t\r\n;)&|<>").find(peek()) == npos) {
+    const std::string_view ends = literal_ ? " \t\r\n" : " \t\r\n;)&|<>";
+    while (at_ < text_.size() && ends.find(peek()) == npos) {
       if (const char c = peek(); c == '\'') {
         const size_t end = std::min(text_.find('\'', at_ + 1), text_.size());
         word += text_.substr(at_ + 1, end - at_ - 1);
@@ -179,6 +180,7 @@ class ShellReader {
   /// Quotes inside an expansion group what they hold, as a reader of the script expects.
   static void split(const std::string& text, Words& words) {
     ShellReader inner(text);
+    inner.literal_ = true;
     for (inner.skip_blanks(true); inner.at_ < inner.text_.size(); inner.skip_blanks(true))
       inner.read_word(words, /*splits=*/false);
   }
@@ -231,6 +233,7 @@ class ShellReader {
   Words in_arrays_, loose_;
   ShellArguments result_;
   bool found_program_ = false;
+  bool literal_ = false;    ///< the text is expanded: its operators and # are ordinary characters
   bool has_array_ = false;  ///< the word that is being read expands an array
 };
 

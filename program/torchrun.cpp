@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -75,6 +76,7 @@ std::filesystem::path environment_folder() {
 }  // namespace
 
 std::string find_torchrun() {
+  std::signal(SIGCHLD, SIG_DFL);  // where it is ignored, waitpid() has no status of a process
   const char* const path = std::getenv("PATH");
   std::istringstream folders(environment_folder().string() + ":" + (path ? path : ""));
   for (std::string folder; std::getline(folders, folder, ':');) {

@@ -318,7 +318,8 @@ void train(const Round& round, const TrainArguments& arguments) {
     tell("standard output is closed: the text of train.sample_tokens is not written");
   else if (sample) {
     exit_on_signals(kStopped);
-    std::cout << sample->write(std::move(owned), checkpoints.path(), state.device()) << std::endl;
+    const std::string saved = folder.empty() ? "" : checkpoints.path();  // not what was loaded
+    std::cout << sample->write(std::move(owned), saved, state.device()) << std::endl;
     ignore_signals();
   }
 }

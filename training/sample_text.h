@@ -22,10 +22,11 @@ class SampleText {
   /// an id outside the model's vocabulary; errors also as for make_tokenizer() and ends_of_text().
   explicit SampleText(const Config& config);
 
-  /// There is never a second model in memory: if this rank holds the whole model in the arithmetic
-  /// of load_model() and without a capacity of experts, or if there is no checkpoint (empty), the
-  /// text comes from the trained model; otherwise `trainer` is destroyed before the model is loaded
-  /// from `checkpoint`. UsageError: no checkpoint, and this rank holds only a part of the model.
+  /// `checkpoint`: what the run saved last; empty if it saves nowhere. There is never a second
+  /// model in memory: if this rank holds the whole model in the arithmetic of load_model() and
+  /// without a capacity of experts, or if there is no checkpoint, the text comes from the trained
+  /// model; otherwise `trainer` is destroyed before the model is loaded from `checkpoint`.
+  /// UsageError: no checkpoint, and this rank holds only a part of the model.
   std::string write(std::unique_ptr<Trainer> trainer, const std::string& checkpoint,
                     c10::Device device) const;
 

@@ -169,7 +169,10 @@ class Generate(EndToEnd):
                               (("--top-p", "0"),
                                "--top-p: found '0', allowed: a number > 0 and <= 1"),
                               (("--top-p", "2"), "--top-p: found '2'"),
-                              (("--top-p", "x"), "--top-p")):
+                              (("--top-p", "x"), "--top-p"),
+                              (("--tensor", 2 ** 62, "--pipeline", 4),
+                               f"ranks of --tensor, --pipeline and --expert: {2 ** 62} * 4 does "
+                               "not fit into 64 bits")):
             result = run(LOCKSTEP, "generate", self.checkpoint, "--prompt", "a", *options)
             self.assert_failed(result, 2, part)
         self.assert_failed(run(LOCKSTEP, "generate", self.checkpoint), 2, "--prompt: found none")

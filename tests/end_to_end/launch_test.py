@@ -287,10 +287,10 @@ class Torchrun(EndToEnd):
         (self.bin / "torchrun").write_text(text)
         (self.bin / "torchrun").chmod(0o755)
 
-    def launch(self, *arguments):
+    def launch(self, *arguments, **options):
         environment = clean_environment(PATH=self.bin)
         return subprocess.run([LOCKSTEP, "launch", *map(str, arguments)], capture_output=True,
-                              text=True, env=environment, check=False)
+                              text=True, env=environment, check=False, **options)
 
     def test_one_that_works_is_taken(self):
         self.torchrun("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
@@ -303,6 +303,12 @@ class Torchrun(EndToEnd):
         self.assertEqual(result.stdout.splitlines(),
                          ["--nnodes", "4", "--node-rank", "3", "--master-addr", "node0",
                           "--master-port", "29500", "--no-python", "--nproc-per-node", "8", "loop"])
+
+    def test_one_that_works_is_taken_where_sigchld_is_ignored(self):
+        self.torchrun("#!/bin/sh\necho $1\n")
+        result = self.launch("-n", 2, "--program", "/bin/true", "--",
+                             preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+        self.assertEqual((result.returncode, result.stdout), (0, "--standalone\n"), result.stderr)
 
     def test_one_that_does_not_work_is_passed_over(self):
         show = ["-n", 2, "--program", "/bin/sh", "--", "-c", "echo rank $RANK; exit 0"]

@@ -1,6 +1,6 @@
 """`lockstep megatron-flags`: iterations that are counted from samples, settings of experts in a
-dense model and of virtual stages without any, and scripts and expressions that could take for
-ever."""
+dense model and of virtual stages without any, counts out of range, and scripts and expressions that
+could take for ever."""
 
 import re
 import shlex
@@ -124,6 +124,24 @@ class MegatronBatches(EndToEnd):
         _, notes = self.convert("--global-batch-size 0 --train-samples 1000 --rampup-batch-size "
                                 "16 16 100", status=2)
         self.assertIn("--train-samples: not there: without a constant --global-batch-size", notes)
+
+    def test_counts_that_are_no_integers_are_refused_by_name(self):
+        allowed = ", allowed: -1e15 to 1e15"
+        for flags, told in (
+                ("--train-iters 500 --lr-warmup-fraction 1e30",
+                 f"--lr-warmup-fraction: found 5e+32 iterations{allowed}"),
+                ("--train-iters 500 --lr-warmup-fraction nan",
+                 f"--lr-warmup-fraction: found nan iterations{allowed}"),
+                (f"--global-batch-size 1 --train-samples {2 ** 63 - 1}",
+                 f"--train-samples: found 9.22337e+18 iterations{allowed}"),
+                ("--step-batch-size-schedule '0:8 1e30:16'",
+                 f"--step-batch-size-schedule: found '1e30'{allowed}"),
+                ("--step-batch-size-schedule '0:8 64:1001T'",
+                 f"--step-batch-size-schedule: found '1001T'{allowed}")):
+            with self.subTest(flags):
+                self.assertIn(told, self.convert(flags, status=2)[1])
+        text, _ = self.convert("--step-batch-size-schedule '0:8 1000T:16'")
+        self.assertIn(f'step_batch_size_schedule: "0:8 {10 ** 15 // 64}:16"', text)
 
     def test_torn_scripts_end(self):
         for text in ("", "A=(", "A=(--x", "'", '"', "$", "${", "$(", "\\", "A=", "(", ")", ";;&&",

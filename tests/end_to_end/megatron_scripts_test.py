@@ -58,6 +58,38 @@ torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \\
         self.assert_failed(run(LOCKSTEP, "megatron-flags", "--file", self.folder / "none"), 1,
                            "none")
 
+    def test_expanded_text_has_no_operators_and_no_comments(self):
+        freq = "([0]*1+[1]*3)"
+        for assignment, used in ((f'ARGS="--moe-layer-freq {freq}"', "$ARGS"),
+                                 (f'FREQ="{freq}"', "--moe-layer-freq $FREQ"),
+                                 (f'ARGS=("--moe-layer-freq {freq}")', "${ARGS[@]}"),
+                                 ("", f"--moe-layer-freq ${{FREQ:-{freq}}}")):
+            with self.subTest(used):
+                values, _ = self.script(f"{assignment}\ntorchrun pretrain_gpt.py --num-layers 4 "
+                                        f"--num-experts 4 {used} --save x > log; echo --bf16\n")
+                self.assertEqual(values["model.moe_layer_freq"], "[0, 1, 1, 1]")
+                self.assertEqual(values["checkpoint.save"], '"x"')
+                self.assertNotIn("train.precision", values)
+        values, _ = self.script('ARGS="--save #1;<a>&|(b) --num-layers 3"\n'
+                                "torchrun pretrain_gpt.py $ARGS # --num-layers 5\n")
+        self.assertEqual(values["checkpoint.save"], '"#1;<a>&|(b)"')
+        self.assertEqual(values["model.num_layers"], "3")
+
+    def test_flags_after_the_dashes_are_taken_as_they_are(self):
+        path = self.folder / "flags"
+        path.write_text("--num-layers 3 --num-experts 4\n")
+        for freq in ("[0,1,1,1]", "[0]*1+[1]*3", "([0]*1+[1]*3)"):
+            with self.subTest(freq):
+                result = run(LOCKSTEP, "megatron-flags", "--file", path, "--", "--num-layers", 4,
+                             "--save", "[a,b]", "--moe-layer-freq", freq)
+                self.assertEqual(result.returncode, 0, result.stderr.decode())
+                found = parsed(result.stdout.decode())
+                self.assertEqual(found["model"]["num_layers"], "4")
+                self.assertEqual(found["model"]["moe_layer_freq"], "[0, 1, 1, 1]")
+                self.assertEqual(found["checkpoint"]["save"], '"[a,b]"')
+        self.assert_failed(run(LOCKSTEP, "megatron-flags", "--num-layers", 4), 2,
+                           "not expected: --num-layers")
+
     def test_tokens_that_megatron_adds_to_documents_are_told(self):
         added = ("--tokenizer-type: Megatron-LM, except 0.15 to 0.16.1, adds the tokens of the "
                  "tokenizer's post_processor to each document, such as one for its beginning; "

@@ -110,6 +110,19 @@ class Train(EndToEnd):
         self.assertEqual(self.sample("ddp.use_distributed_optimizer=true",
                                      "ddp.overlap_param_gather=true", ranks=2), 0)
 
+    def test_without_a_folder_the_sample_is_of_the_trained_model(self):
+        output, _ = self.train(1)
+        texts = []
+        for iterations in (0, 6):
+            result = run(LOCKSTEP, "train", self.config, *(word for setting in (
+                f"checkpoint.load={output / 'checkpoint'}", "checkpoint.finetune=true",
+                "train.precision=bf16", f"train.train_iters={iterations}", "optimizer.lr=0.05",
+                "train.sample_tokens=30", "train.sample_prompt=7 squared")
+                for word in ("--set", setting)))
+            self.assertEqual(result.returncode, 0, result.stderr)
+            texts.append(result.stdout)
+        self.assertNotEqual(texts[0], texts[1])
+
     def test_the_sample_ends_with_its_document(self):
         lines = self.folder / "short.jsonl"
         lines.write_text("".join(json.dumps({"text": str(i % 7)}) + "\n" for i in range(6000)))
