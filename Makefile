@@ -148,11 +148,11 @@ docs: configure ## Write the API reference of the installed headers to build/doc
 
 format: ## Format all C++ and CUDA sources
 	@scripts/setup tools
-	@scripts/sources '*.h' '*.cpp' '*.cu' | xargs clang-format -i
+	@scripts/sources '*.h' '*.cpp' '*.cu' '*.cuh' | xargs clang-format -i
 
 format-check: ## Fail if a source is not formatted
 	@scripts/setup tools
-	@scripts/sources '*.h' '*.cpp' '*.cu' | xargs clang-format --dry-run --Werror
+	@scripts/sources '*.h' '*.cpp' '*.cu' '*.cuh' | xargs clang-format --dry-run --Werror
 
 # clang cannot read g++'s precompiled headers, and clang-tidy needs a command for each source: it
 # gets a build folder without precompiled headers and unity builds.

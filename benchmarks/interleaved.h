@@ -8,10 +8,12 @@
 /// Measures rivals side by side: machines are shared, so only times from the same moment compare.
 namespace lockstep::benchmarks {
 
+/// Of an even number of values, the mean of the middle two, as in Python.
 inline double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+  if (values.size() % 2 == 1) return *middle;
+  return (*std::max_element(values.begin(), middle) + *middle) / 2;
 }
 
 inline double seconds_of(const std::function<void()>& call) {

@@ -8,13 +8,14 @@
 // a tanh; with 0 it adds the sum of its elements, so that a step is almost only communication and
 // update. BUCKET is ddp.bucket_size. Rank 0 prints one JSON line: the median milliseconds of a
 // step, of its forward and backward alone, of its communication alone (sharded: reduce-scatters,
-// then all-gathers; else all-reduces) and of the processor time of that communication; the minor
-// page faults of a step; and the peak memory in bytes. With `parameters`, only the whole step is
-// timed. Steps follow each other without a pause, so that the all-gathers of one overlap the
-// forward of the next.
+// then all-gathers; else all-reduces) and of the processor time of that communication; the median
+// of the minor page faults of a step; and the peak memory in bytes. With `parameters`, only the
+// whole step is timed. Steps follow each other without a pause, so that the all-gathers of one
+// overlap the forward of the next.
 
 #include <sys/resource.h>
 
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
@@ -71,7 +72,7 @@ double processor_seconds() {
 struct Steps {
   Samples step, compute, communication;
   Samples processor;  ///< during the communication
-  int64_t faults = 0;
+  Samples faults;     ///< minor page faults of each step
 };
 
 class Rank {
@@ -102,9 +103,11 @@ class Rank {
     for (int64_t i = 0; i < kWarmups; ++i) step();
     for (int64_t i = 0; i < count && !gathers_by_unit_; ++i) {
       ddp_->finish_param_sync();
-      steps.compute.push_back(timed([&] { backward(/*reduce=*/false); }));
+      meet();
+      steps.compute.push_back(seconds_of([&] { backward(/*reduce=*/false); }));
+      meet();
       const double before = processor_seconds();
-      steps.communication.push_back(timed([&] {
+      steps.communication.push_back(seconds_of([&] {
         ddp_->start_grad_sync();
         ddp_->finish_grad_sync();
         ddp_->start_param_sync(/*force_sync=*/true, /*force_dispatch=*/true);
@@ -112,9 +115,11 @@ class Rank {
       steps.processor.push_back(processor_seconds() - before);
     }
     for (int64_t i = 0; i < kWarmups; ++i) step();
-    const int64_t before = usage().ru_minflt;
-    for (int64_t i = 0; i < count; ++i) steps.step.push_back(seconds_of([&] { step(); }));
-    steps.faults = (usage().ru_minflt - before) / count;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t before = usage().ru_minflt;
+      steps.step.push_back(seconds_of([&] { step(); }));
+      steps.faults.push_back(static_cast<double>(usage().ru_minflt - before));
+    }
     if (!gathers_by_unit_) ddp_->finish_param_sync();
     return steps;
   }
@@ -123,10 +128,7 @@ class Rank {
  private:
   static constexpr int64_t kWarmups = 3;
 
-  double timed(const std::function<void()>& body) {
-    barrier(state_.world(), "start");
-    return seconds_of(body);
-  }
+  void meet() { barrier(state_.world(), "start"); }
 
   void step() {
     backward(/*reduce=*/true);
@@ -173,6 +175,6 @@ int main(int argc, char** argv) {
                 "\n",
                 milliseconds(steps.step), milliseconds(steps.compute),
                 milliseconds(steps.communication), milliseconds(steps.processor),
-                static_cast<long long>(steps.faults),
+                std::llround(median(steps.faults)),
                 static_cast<long long>(usage().ru_maxrss) * 1024);
 }

@@ -11,6 +11,7 @@ Prints all jobs and errors, their median and 95th percentile, and Kendall's tau 
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import random
@@ -88,7 +89,8 @@ def kendall_tau(first, second):
 
 
 def percentile(numbers, share):
-    return sorted(numbers)[min(len(numbers) - 1, int(share * len(numbers)))]
+    """Returns the lowest number that at least this share of them does not exceed."""
+    return sorted(numbers)[max(1, math.ceil(share * len(numbers))) - 1]
 
 
 def main():

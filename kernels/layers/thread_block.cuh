@@ -116,7 +116,8 @@ struct ThreadBlock : ThreadLanes<kPack> {
   template <class W, class F, class To, class... From>
   LOCKSTEP_LANE static W map_sum(int64_t n, F f, To* to, const From*... from) {
     Lanes::map(n, f, to, from...);
-    return sum<W>(n, [](W x) { return x; }, to);
+    return sum<W>(
+        n, [](W x) { return x; }, to);
   }
 
   /// The sums for from[i], with the plain sum if `kPlain`, for each thread. All threads call it.

@@ -20,10 +20,12 @@ def faults(*rules, rank=None, count=None):
     return environment
 
 
-def calls(count, path=""):
-    """Counts the calls of each operation on paths that contain `path`: {"read": 3, ...}."""
+def calls(count, path="", rank=None):
+    """Counts the calls of each operation on paths that contain `path`, of one rank or of all
+    processes: {"read": 3, ...}."""
     found = collections.Counter()
     for line in count.read_text(errors="surrogateescape").splitlines():
-        operation, _, name = line.partition(" ")
-        found[operation] += path in name
+        call, _, name = line.partition(" ")
+        operation, _, caller = call.partition("@")
+        found[operation] += path in name and (rank is None or caller == str(rank))
     return +found

@@ -7,6 +7,7 @@ import pathlib
 import random
 import re
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -62,6 +63,7 @@ class Case:
         self.world, self.cell, self.number, self.folder = world, cell, number, folder
         self.random = random.Random(f"{world.seed} {cell.name} {number}")
         self.faults = 0       # that took place
+        self.kills = 0        # those of the faults that were a SIGKILL
         self.accepted = 0     # damage that a format without checksums cannot detect
         self.seconds = []     # from a death to the message that names the rank
         self.drawn = []       # the random choices, for the message of a case that fails
@@ -78,6 +80,11 @@ class Case:
     def require(self, promise, condition, found):
         if not condition:
             raise Broken(promise, found() if callable(found) else found)
+
+    def count_sent(self, sent, number=1):
+        """Counts faults that took place: the signal `sent` reached `number` processes."""
+        self.faults += number
+        self.kills += number if sent == signal.SIGKILL else 0
 
     def limit(self, seconds):
         """Returns the time limit, adjusted to the speed of the machine (--patience)."""

@@ -39,7 +39,7 @@ def at_a_moment(command, number):
         case.processes.append(process)
         time.sleep(share * whole)
         if process.poll() is None:
-            case.faults += 1
+            case.count_sent(number)
             process.send_signal(number)
             if number == signal.SIGSTOP:
                 time.sleep(0.3)
@@ -63,7 +63,7 @@ def at_a_moment(command, number):
 def kills_of(command):
     """Kills before and after each call that changes something, and inside each write."""
     def plan(world):
-        numbers = command.undisturbed(world)[2]
+        numbers = command.undisturbed(world)[2][None]  # these commands have one process
         return [f"{operation}:{action}:{nth}" for operation in CHANGES
                 for nth in range(1, numbers[operation] + 1)
                 for action in ("kill", "kill-after", "kill-inside")
@@ -76,7 +76,7 @@ def kill_at_call(command):
         folder = fresh(case, command)
         result = command.run(case, folder, **faults(f"{rule}:{folder}/"))
         case.require(SILENT, result.returncode == -signal.SIGKILL, f"status {result.returncode}")
-        case.faults += 1
+        case.count_sent(signal.SIGKILL)
         command.check_between(case, folder)
         command.check_again(case, folder)
     return body

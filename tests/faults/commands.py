@@ -77,8 +77,14 @@ class Command:
     def run(self, case, folder, prefix=(), **environment):
         return run(*self.line(case.world, folder, prefix), timeout=case.limit(120), **environment)
 
+    def calls_of(self, log, folder):
+        """Returns the number of calls of each operation in a folder, by rank: {None: ...} if there
+        is one rank, whose environment has no RANK."""
+        ranks = range(self.ranks) if self.ranks > 1 else (None,)
+        return {rank: calls(log, f"{folder}/", rank) for rank in ranks}
+
     def undisturbed(self, world):
-        """Returns (the outputs, the files at the end, the number of calls of each operation)."""
+        """Returns (the outputs, the files at the end, what calls_of() returns)."""
         def make(folder):
             # The name is as long as those of the cases, because calls are counted by path.
             self.prepare(world, folder)
@@ -86,7 +92,7 @@ class Command:
             result = run(*self.line(world, folder), timeout=600, **faults(count=log))
             if result.returncode != 0:
                 raise RuntimeError(f"{self.name}: {result.stderr.decode()}")
-            return self.outputs(folder), tree_of(folder), calls(log, str(folder) + "/")
+            return self.outputs(folder), tree_of(folder), self.calls_of(log, folder)
         return world.once(f"command {self.name}", make)
 
     def check_done(self, case, folder, result):
@@ -223,7 +229,7 @@ class Reader(Command):
             if result.returncode != 0:
                 raise RuntimeError(f"{self.name}: {result.stderr.decode()}")
             return result.stdout.replace(str(folder).encode(), b""), tree_of(folder), \
-                calls(log, str(folder) + "/")
+                self.calls_of(log, folder)
         return world.once(f"command {self.name}", make)
 
     def check_done(self, case, folder, result):

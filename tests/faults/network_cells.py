@@ -9,7 +9,7 @@ from case import NAMED, SILENT, SLACK_SECONDS, Cell, Skipped, shorten
 from fault_test import quiet_port
 from process_cells import MOMENTS, begin
 from support import LOCKSTEP, SOURCE, clean_environment
-from training import LAYOUTS, TIMEOUT, Life, config_of
+from training import LAYOUTS, TIMEOUT, Life, config_of, ended_by_itself
 
 OF_TWO = [name for name, (ranks, _) in LAYOUTS.items() if ranks == 2]
 
@@ -86,7 +86,8 @@ class ApartLife(Life):
 
 
 def on_two_hosts(phase, change):
-    """Calls `change(case, hosts)` in the phase; if True, both ranks must see a lost link."""
+    """Calls `change(case, hosts)` in the phase. If it returns True, both ranks must see a lost link
+    within the timeout."""
     def body(case):
         with Hosts() as hosts:
             training = begin(case, phase, OF_TWO)
@@ -94,12 +95,12 @@ def on_two_hosts(phase, change):
             training.newest, training.lives = 0, training.lives + 1
             life = ApartLife(training, training.lives, hosts)
             MOMENTS[phase](training, life)
-            if not life.any_ended():
+            if life.any_ended():
+                ended_by_itself(case, life)
+            else:
                 case.faults += 1
-                if change(case, hosts):
-                    check_lost(case, life)
-            if life.any_ended() or not life.ended():
-                life.wait(300)
+                lost = change(case, hosts)
+                check_ended(case, life, TIMEOUT + 2 * SLACK_SECONDS if lost else 300)
             if life.text().count("does not answer") == 0 and \
                     all(process.poll() == 0 for process in life.processes):
                 training.judge(life)
@@ -110,9 +111,9 @@ def on_two_hosts(phase, change):
     return body
 
 
-def check_lost(case, life):
-    """Both ranks end with status 1 within the timeout, and each names the other."""
-    statuses = life.wait(TIMEOUT + 2 * SLACK_SECONDS)
+def check_ended(case, life, seconds):
+    """Both ranks end in time: with status 0, or with status 1 and the other rank's name."""
+    statuses = life.wait(seconds)
     case.require(SILENT, all(status in (0, 1) for status in statuses),
                  lambda: f"status {statuses}: {shorten(life.text())}")
     for rank, status in enumerate(statuses):

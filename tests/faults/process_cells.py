@@ -113,7 +113,7 @@ def kill(phase):
             if not life.send(signal.SIGKILL, victims):
                 life.wait(TIMEOUT + 2 * SLACK_SECONDS)  # a rank had not started yet
             else:
-                case.faults += len(victims)
+                case.count_sent(signal.SIGKILL, len(victims))
                 check_killed(case, training, life, victims, phase)
             training.judge(life)
         training.finish()
@@ -138,7 +138,7 @@ def kill_at_call(phase):
                 statuses = life.wait(240, [])
             if statuses == [0] * len(statuses):
                 break  # this rank makes no such call
-            case.faults += 1
+            case.count_sent(signal.SIGKILL)
             told = life.text()
             case.require(SILENT, training.ranks == 1 or f"rank {victim}" in told,
                          lambda: f"rank {victim} was killed: {shorten(told)}")
@@ -161,7 +161,7 @@ def kill_and_restart(case):
         time.sleep(case.random.uniform(0, 0.05))
         if not life.send(signal.SIGKILL, [victim]):
             break
-        case.faults += 1
+        case.count_sent(signal.SIGKILL)
     statuses = life.wait(240)
     case.require(SILENT, statuses == [0], lambda: f"status {statuses}: {shorten(life.text())}")
     restarts = life.text().count("restarting all ranks")

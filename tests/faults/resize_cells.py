@@ -80,7 +80,7 @@ def resize(case):
         if not life.send(kind, [victim]):
             ended_by_itself(case, life)
             break
-        case.faults += 1
+        case.count_sent(kind)
         if kind == signal.SIGKILL:
             check_killed(case, training, life, [victim], "step")
         else:

@@ -33,7 +33,7 @@ import process_cells  # noqa: E402
 import resize_cells  # noqa: E402
 import stay_cells  # noqa: E402
 import stranger_cells  # noqa: E402
-from table import write_table  # noqa: E402
+from table import kills_of, write_table  # noqa: E402
 
 MODULES = (process_cells, resize_cells, stay_cells, command_cells, call_cells, damage_cells,
            disk_cells, network_cells, stranger_cells, parser_cells)
@@ -132,8 +132,9 @@ def carry_out(world, cell, number):
     keep = outcome["result"] == "broken" and os.environ.get("LOCKSTEP_KEEP_FAULTS")
     if not keep:
         shutil.rmtree(case.folder, ignore_errors=True)
-    return outcome | {"faults": case.faults, "accepted": case.accepted, "named": case.seconds,
-                      "drawn": case.drawn, "seconds": round(time.monotonic() - begin, 2)}
+    return outcome | {"faults": case.faults, "kills": case.kills, "accepted": case.accepted,
+                      "named": case.seconds, "drawn": case.drawn,
+                      "seconds": round(time.monotonic() - begin, 2)}
 
 
 def repeat_command(outcome, arguments):
@@ -168,7 +169,7 @@ def read_results(path):
 def summary(outcomes):
     def count(*results):
         return sum(outcome["result"] in results for outcome in outcomes)
-    kills = sum(o["faults"] for o in outcomes if o["fault"].startswith("SIGKILL"))
+    kills = sum(kills_of(o) for o in outcomes)
     errors = sum(o["faults"] for o in outcomes if o["fault"].startswith(("errno", "full disk")))
     skipped = sorted({o["cell"] for o in outcomes if o["result"] == "skipped"})
     return (f"{count('held', 'broken')} cases, {sum(o['faults'] for o in outcomes)} faults "

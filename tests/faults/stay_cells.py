@@ -42,7 +42,7 @@ def kill_some(case, training, life, kills, several):
         victims = case.draw(sorted(case.random.sample(sorted(pids), min(count, len(pids)))))
         if not victims or not life.send(signal.SIGKILL, victims):
             break
-        case.faults += len(victims)
+        case.count_sent(signal.SIGKILL, len(victims))
         kept = {rank: pid for rank, pid in pids.items() if rank not in victims}
 
 

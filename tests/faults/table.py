@@ -34,6 +34,12 @@ def row_of(fault, cells, outcomes):
             "; ".join(remarks)]
 
 
+def kills_of(outcome):
+    """Returns how many faults were a SIGKILL. Results of earlier versions do not tell."""
+    by_name = outcome["faults"] if outcome["fault"].startswith("SIGKILL") else 0
+    return outcome.get("kills", by_name)
+
+
 def write_table(path, cells, outcomes, day):
     of_fault = collections.defaultdict(list)
     for cell in cells:
@@ -41,8 +47,8 @@ def write_table(path, cells, outcomes, day):
     tried = [o for o in outcomes if o["result"] in RUN]
     seeds = ", ".join(map(str, sorted({o["seed"] for o in outcomes})))
     held = sum(o["result"] == "held" for o in tried)
-    kills, errors = (sum(o["faults"] for o in tried if o["fault"].startswith(kind))
-                     for kind in ("SIGKILL", ("errno", "full disk")))
+    kills = sum(kills_of(o) for o in tried)
+    errors = sum(o["faults"] for o in tried if o["fault"].startswith(("errno", "full disk")))
     lines = [f"{day}, seed {seeds}: {len(tried)} cases, {held} held. {kills} kills, {errors} errors "
              "of input and output.", "",
              "| fault | held / run, by phase | faults | rank named after (median) | remarks |",

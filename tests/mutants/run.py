@@ -104,6 +104,12 @@ def failure_in(program, name, chosen, folder, libraries):
     return f"{name}: {begun[-1]} ({'hangs' if code is None else 'crash'})"
 
 
+def failure_without_mutant(build, test, folder):
+    """Returns what fails in `test` of the build itself; None if nothing does."""
+    name, _, chosen = test.partition(":")
+    return failure_in(build.folder / "tests" / name, name, chosen, folder, [build.folder / "lib"])
+
+
 def conviction_in(line):
     """Returns the audit's complaint about a parameter or the job in `line`, or None."""
     told = re.search(r"(?:rank \d+, `[^`]+`|rank \d+|job): [a-z ]+: expected .*", line) or \
@@ -225,8 +231,13 @@ class Seeded:
         others = [name for name in self.build.test_programs if name not in named]
         for test in list(self.mutant.tests) + others:
             found = self.failure_of(test)
-            if found:
-                return found
+            if not found:
+                continue
+            # check_baseline() has run only the programs that mutants name.
+            if test in others and (
+                    broken := failure_without_mutant(self.build, test, self.folder)):
+                sys.exit(f"without a mutant fails: {broken}")
+            return found
         return None
 
 
@@ -306,11 +317,9 @@ def check_named_tests(build, mutants):
 
 
 def check_baseline(pool, build, mutants, folder):
-    """The test programs pass without a mutant."""
+    """The test programs that mutants name pass without a mutant."""
     names = sorted({test.partition(":")[0] for mutant in mutants for test in mutant.tests})
-    failures = pool.map(
-        lambda name: failure_in(build.folder / "tests" / name, name, "", folder,
-                                [build.folder / "lib"]), names)
+    failures = pool.map(lambda name: failure_without_mutant(build, name, folder), names)
     broken = [failure for failure in failures if failure]
     if broken:
         sys.exit("without a mutant fails: " + ", ".join(broken))

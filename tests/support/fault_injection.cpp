@@ -10,7 +10,8 @@
 //     nth     3: the third matching call; 3+: the third and all later ones
 //     path    a part of the path; for calls on a descriptor, the path of the open file
 //   LOCKSTEP_FAULTS_RANK=R   faults only if the environment has RANK=R
-//   LOCKSTEP_FAULTS_COUNT=F  appends a line "op path" to F for each call that rules can match
+//   LOCKSTEP_FAULTS_COUNT=F  appends a line "op path" to F for each call that rules can match, or
+//                            "op@R path" if the environment has RANK=R
 //
 // The count of calls restarts when the process becomes another program (exec). Reads and writes of
 // pipes and sockets match by the names in /proc. Calls inside libc are not seen; of stdio, fopen,

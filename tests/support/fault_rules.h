@@ -88,7 +88,9 @@ class Rules {
     log_ = variable("LOCKSTEP_FAULTS_COUNT");
     std::string text = variable("LOCKSTEP_FAULTS");
     const std::string rank = variable("LOCKSTEP_FAULTS_RANK");
-    if (!rank.empty() && rank != variable("RANK")) text.clear();
+    const std::string own = variable("RANK");
+    if (!own.empty()) at_rank_ = "@" + own;
+    if (!rank.empty() && rank != own) text.clear();
     while (!text.empty()) parse_rule(cut(text, ';'), rules_.emplace_back());
   }
 
@@ -112,7 +114,7 @@ class Rules {
   /// Uses system calls, which this library does not intercept. Writes a line at once, so that lines
   /// of several processes do not mix.
   void note(std::string_view op, const std::string& path) const {
-    const std::string line = std::string(op) + " " + path + "\n";
+    const std::string line = std::string(op) + at_rank_ + " " + path + "\n";
     const long file = ::syscall(SYS_openat, AT_FDCWD, log_.c_str(),
                                 O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (file < 0) return;
@@ -121,7 +123,7 @@ class Rules {
   }
 
   std::deque<Rule> rules_;
-  std::string log_;
+  std::string log_, at_rank_;
 };
 
 }  // namespace fault_injection

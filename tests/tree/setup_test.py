@@ -141,6 +141,22 @@ $2" ;;
         self.program("pip", "exit 1", new / ".venv/bin")
         self.assertEqual(made(new), ["made"])
 
+    def test_a_venv_on_top_of_another_is_made_again_where_it_cannot_import_that_ones_packages(self):
+        self.venv("""case "$*" in
+          "-m venv "*) mkdir -p "$3/bin" "$3/lib/python3.11/site-packages"
+            cp "$HOME/tool" "$3/bin/python"
+            echo made >> $HOME/called ;;
+        esac""")
+        self.program("tool", 'case "$2" in *torch*) exec test -e "$HOME/torch" ;; esac', self.root)
+        packages = self.root / ".venv/lib/python3.11/site-packages"
+        packages.mkdir(parents=True)
+        for torch, times in ((True, 1), (True, 1), (False, 2), (True, 2)):
+            (self.root / "torch").touch() if torch else (self.root / "torch").unlink()
+            self.setup("hugging-face", status=0)
+            self.assertEqual(self.calls(), times * ["made"])
+        path = self.root / ".venv-hugging-face/lib/python3.11/site-packages/venv.pth"
+        self.assertEqual(path.read_text(), f"{packages}\n")
+
     def test_a_compiler_of_cuda_12_is_none(self):
         self.venv('echo "$@" >> $HOME/called')
         for release, wheels in (("12.4", 1), ("13.0", 0)):

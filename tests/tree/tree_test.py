@@ -276,15 +276,22 @@ class Tree(unittest.TestCase):
                     self.assertNotRegex(line, other_ways, path)
 
     def test_files_have_a_readable_length(self):
-        for path in sources(".h", ".cpp", ".cu", ".py"):
+        for path in sources(".h", ".cpp", ".cu", ".cuh", ".py"):
             self.assertLessEqual(len(text_of(path).splitlines()), 400, path)
 
     def test_comments_have_at_most_100_columns(self):
         # clang-format does not break long comments.
-        for path in sources(".h", ".cpp", ".cu", ".proto"):
+        for path in sources(".h", ".cpp", ".cu", ".cuh", ".proto"):
             for line in text_of(path).splitlines():
                 if line.lstrip().startswith("//"):
                     self.assertLessEqual(len(line), 100, f"{path}: {line}")
+
+    def test_every_kind_of_source_is_formatted(self):
+        kinds = {path.suffix for path in sources("*") if path.suffix in (
+            ".h", ".hpp", ".cpp", ".cc", ".cu", ".cuh")}
+        for call in ("clang-format -i", "clang-format --dry-run --Werror"):
+            patterns, = re.findall(rf"scripts/sources (.*) \| xargs {call}$", text_of("Makefile"), re.M)
+            self.assertEqual(set(re.findall(r"'\*(\.\w+)'", patterns)), kinds, call)
 
     def test_every_mutant_still_has_its_place(self):
         sys.path.insert(0, str(SOURCE / "tests/mutants"))
