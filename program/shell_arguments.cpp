@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <map>
+#include <optional>
 
 namespace lockstep {
 namespace {
@@ -13,6 +14,35 @@ bool is_name(std::string_view text) {
   return !text.empty() && !std::isdigit(static_cast<unsigned char>(text[0])) &&
          std::all_of(text.begin(), text.end(),
                      [](unsigned char c) { return std::isalnum(c) || c == '_'; });
+}
+
+bool is_shell(std::string_view word) {
+  word.remove_prefix(word.rfind('/') + 1);  // npos + 1 is 0
+  return word == "sh" || word == "bash" || word == "dash" || word == "zsh";
+}
+
+/// Words as a script has them. Only blanks and quotes are quoted: operators count in `eval`.
+std::string joined(Words::const_iterator begin, Words::const_iterator end) {
+  std::string text;
+  for (; begin != end; ++begin) {
+    const bool quoted = begin->empty() || begin->find_first_of(" \t\n'\"") != std::string::npos;
+    std::string word = *begin;
+    for (size_t at = 0; quoted && (at = word.find('\'', at)) != std::string::npos; at += 4)
+      word.replace(at, 1, "'\\''");
+    text += quoted ? "'" + word + "' " : word + " ";
+  }
+  return text;
+}
+
+/// What `eval WORDS` or `sh -c TEXT` reads as a script of its own.
+std::optional<std::string> inner_script(const Words& words) {
+  if (words.size() == 2 && words[0] == "eval") return words[1];
+  if (!words.empty() && words[0] == "eval") return joined(words.begin() + 1, words.end());
+  auto word = std::find_if(words.begin(), words.end(), is_shell);
+  while (word != words.end() && ++word != words.end() && word->starts_with('-'))
+    if (!word->starts_with("--") && word->ends_with('c') && word + 1 != words.end())
+      return *(word + 1);
+  return std::nullopt;
 }
 
 class ShellReader {
@@ -28,6 +58,7 @@ class ShellReader {
 
  private:
   static constexpr size_t npos = std::string_view::npos;
+  static constexpr int kDeepest = 4;  // a script that runs itself ends here
 
   char peek(size_t ahead = 0) const {
     return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\n';
@@ -59,7 +90,24 @@ class ShellReader {
         read_word(words);
     }
     ++at_;
-    take(words);
+    if (const auto script = inner_script(words); script && depth_ < kDeepest)
+      take_script(*script);
+    else
+      take(words);
+  }
+
+  void take_script(const std::string& script) {
+    ShellReader inner(script);
+    inner.depth_ = depth_ + 1;
+    inner.variables_ = std::move(variables_);
+    inner.arrays_ = std::move(arrays_);
+    while (inner.at_ < inner.text_.size()) inner.read_command();
+    variables_ = std::move(inner.variables_);
+    arrays_ = std::move(inner.arrays_);
+    result_.has_conditions = result_.has_conditions || inner.result_.has_conditions;
+    if (!inner.found_program_) return;
+    result_.words = inner.result_.words;
+    found_program_ = true;
   }
 
   /// Reads a redirection, as in 2>&1 or > file.
@@ -233,6 +281,7 @@ class ShellReader {
   Words in_arrays_, loose_;
   ShellArguments result_;
   bool found_program_ = false;
+  int depth_ = 0;           ///< how many scripts it is inside of
   bool literal_ = false;    ///< the text is expanded: its operators and # are ordinary characters
   bool has_array_ = false;  ///< the word that is being read expands an array
 };

@@ -14,9 +14,10 @@ struct ShellArguments {
 
 /// Reads a script without running it. Understands comments, quotes, assignments of words and
 /// arrays, += of arrays, and $NAME, ${NAME}, ${NAME:-otherwise}, ${NAME[@]}; a variable that the
-/// script does not set stays as it is written, and so does $(command). The words are those after
-/// the last word that ends in .py; if there is none, those of all arrays, or otherwise all from the
-/// first that begins with --. All assignments inside conditions are made.
+/// script does not set stays as it is written, and so does $(command). What `eval` and `sh -c` run
+/// is read like the script. The words are those after the last word that ends in .py; if there is
+/// none, those of all arrays, or otherwise all from the first that begins with --. All assignments
+/// inside conditions are made.
 ShellArguments read_shell_arguments(std::string_view script);
 
 }  // namespace lockstep

@@ -52,6 +52,26 @@ torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \\
         self.assertIn("its conditions are not evaluated", notes)
         self.assertIn("does not set what stands in '$1/a b'", notes)
 
+    def test_commands_in_a_text_are_read_like_the_script(self):
+        for command in ('srun -l --container-image "a/b" sh -c "${COMMAND}"',
+                        'docker exec -it box /bin/bash -lc "cd /there && $COMMAND"',
+                        "eval $COMMAND", 'eval "$COMMAND"', "eval $COMMAND &> log.txt",
+                        'eval "$COMMAND 2>&1 | tee --append log"',
+                        'eval eval "$COMMAND"'):
+            with self.subTest(command):
+                values, _ = self.script(f"""
+OPTIONS=" \\
+    --num-layers 12 --split '99, 1, 0' --bf16"
+COMMAND="python -u $HERE/pretrain_gpt.py ${{OPTIONS}} --seq-length 64"
+{command}
+""")
+                self.assertEqual(values["model.num_layers"], "12")
+                self.assertEqual(values["data.split"], '"99, 1, 0"')
+                self.assertEqual(values["train.precision"], '"bf16"')
+                self.assertEqual(values["model.seq_length"], "64")
+        self.assertEqual(self.script("A='eval $A'\n--num-layers 3\neval $A")[0]["model.num_layers"],
+                         "3")
+
     def test_files_of_flags_alone(self):
         self.assertEqual(self.script("--num-layers 3 \\\n --bf16\n")[0]["model.num_layers"], "3")
         self.assertEqual(self.script("A=(--num-layers 3)\nA=(--bf16)\n")[0]["model.num_layers"], "3")
