@@ -101,7 +101,8 @@ class Sanitizer:
         subprocess.run(["cmake", "-S", SOURCE, "-B", self.folder, "-G", "Ninja", *compiler,
                         f"-DLOCKSTEP_SANITIZE={SANITIZERS[self.kind]}", "-DLOCKSTEP_CUDA=OFF"],
                        check=True, stdout=subprocess.DEVNULL)
-        targets = ["lockstep_testing", *pure] if self.kind == "address" else ["test_programs"]
+        targets = (["lockstep_testing", "test_helpers", *pure] if self.kind == "address" else
+                   ["test_programs"])
         subprocess.run([*self.prefix, "ninja", "-k", "0", "-C", self.folder, "lockstep", *targets],
                        check=True, env=os.environ | {"ASAN_OPTIONS": "detect_leaks=0"})
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,20 @@ class Machine(unittest.TestCase):
                                      str(self.bin / name) if name else None)
             for path in self.bin.glob("llvm-*"):
                 path.unlink()
+
+    def test_all_that_python_tests_start_is_compiled(self):
+        used = set()
+        for path in (run.SOURCE / "tests/end_to_end").glob("*.py"):
+            used |= set(re.findall(r'BUILD / "tests(?:/|" / ")(?:lib)?(\w+)', path.read_text()))
+        target = re.search(r"add_custom_target\(test_helpers DEPENDS([^)]*)\)",
+                           (run.SOURCE / "tests/CMakeLists.txt").read_text())
+        self.assertEqual(used, set(target.group(1).split()))
+        with mock.patch.dict(os.environ, {"PATH": str(self.bin)}):
+            sanitizer = run.Sanitizer("address", self.build, self.folder)
+        with mock.patch.object(subprocess, "run") as started:
+            sanitizer.compile(["pure_test"])
+        self.assertEqual(started.call_args[0][0][-4:],
+                         ["lockstep", "lockstep_testing", "test_helpers", "pure_test"])
 
     def run_built(self, *words):
         return subprocess.run(
