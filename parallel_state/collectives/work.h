@@ -22,8 +22,8 @@ class [[nodiscard]] Work {
   /// timeout. A second wait() does nothing.
   void wait();
 
-  /// Whether wait() would return at once. For a send or receive of CPU tensors it is true only
-  /// after wait().
+  /// Whether wait() would return at once. For a send or receive of CPU tensors over Gloo it is true
+  /// only after wait().
   bool is_completed() const;
 
  private:

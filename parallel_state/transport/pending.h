@@ -32,14 +32,17 @@ class Pending {
   virtual std::optional<std::string> failure() const { return std::nullopt; }
 };
 
+/// Throws once another rank has posted a failure, and about `timeout` after `start`.
+inline void check_wait(const Waiting& waiting) {
+  if (const auto failure = waiting.failures.find()) throw CommunicationError(failure->text());
+  if (std::chrono::steady_clock::now() >= waiting.start + waiting.timeout + 2 * kPatience)
+    throw CommunicationError("timed out");
+}
+
 /// Calls ended(kPatience), which waits that long and returns whether it is over, until it is.
 template <class Ended>
 void wait_in_turns(const Waiting& waiting, Ended ended) {
-  const auto deadline = waiting.start + waiting.timeout + 2 * kPatience;
-  while (!ended(kPatience)) {
-    if (const auto failure = waiting.failures.find()) throw CommunicationError(failure->text());
-    if (std::chrono::steady_clock::now() >= deadline) throw CommunicationError("timed out");
-  }
+  while (!ended(kPatience)) check_wait(waiting);
 }
 
 }  // namespace lockstep

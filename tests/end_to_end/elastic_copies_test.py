@@ -134,7 +134,7 @@ class Replacements(Copies):
         self.wait_for_iteration(63)
         self.kill(self.of_rank(self.ranks(), 1))
         self.wait_for_round(1)
-        self.assertNotIn("memory", self.told())
+        self.assertNotIn(IN_MEMORY, self.told())
         self.check_done()
         self.check_bit_for_bit(2)
 

@@ -12,7 +12,6 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel_state/collectives.h"
-#include "lockstep/parallel_state/host_chunks.h"
 #include "lockstep/parallel_state/process_group_state.h"
 #include "lockstep/tests/support/rank_threads.h"
 
@@ -25,6 +24,8 @@ using testing::BackendLog;
 using testing::errors_of_ranks;
 using testing::run_ranks;
 using Tensors = std::vector<at::Tensor>;
+
+constexpr int64_t kPart = 1 << 17;  ///< bytes, of several chunks
 
 /// Bytes that were read directly; nullopt if everything is sent.
 std::optional<int64_t> bytes_read(const ProcessGroup& group) {
@@ -63,12 +64,12 @@ void expect_same_both_ways(int64_t ranks, const Body& body) {
   }
 }
 
-/// Sizes of a part: below, at and above the size from which parts are read. The last one is not a
-/// multiple of a chunk. All types but the first have one size.
+/// Sizes of a part: from one element to several chunks. The last one is not a multiple of a chunk.
+/// All types but the first have one size.
 std::vector<int64_t> part_sizes(at::ScalarType dtype) {
-  const int64_t limit = kDirectBytes / static_cast<int64_t>(at::elementSize(dtype));
+  const int64_t limit = kPart / static_cast<int64_t>(at::elementSize(dtype));
   if (dtype != at::kFloat) return {limit + 17};
-  return {limit - 1, limit, limit + 1, 2 * limit + 17};
+  return {1, limit - 1, limit, limit + 1, 2 * limit + 17};
 }
 
 TEST(DirectExchange, SumsHaveTheBitsOfThoseThatAreSent) {
@@ -98,7 +99,7 @@ TEST(DirectExchange, TheLargestTheSmallestAndIntegers) {
     Tensors results;
     for (const at::ScalarType dtype : {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong})
       for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max, ReduceOp::min}) {
-        const int64_t part = kDirectBytes / static_cast<int64_t>(at::elementSize(dtype));
+        const int64_t part = kPart / static_cast<int64_t>(at::elementSize(dtype));
         const at::Tensor term = random_term(state.rank(), 3 * part + 5, at::kDouble);
         results.push_back((dtype == at::kByte ? term.abs() : term).to(dtype));
         all_reduce(state.world(), results.back(), op, "test").wait();
@@ -112,8 +113,7 @@ TEST(DirectExchange, PartsArriveAsTheyAreSent) {
     expect_same_both_ways(n, [n](const ParallelState& state) {
       Tensors results;
       const int64_t rank = state.rank();
-      for (const int64_t part :
-           {kDirectBytes - 1, kDirectBytes, kDirectBytes + 1, 9 * kDirectBytes + 3}) {
+      for (const int64_t part : {int64_t{1}, kPart - 1, kPart, kPart + 1, 9 * kPart + 3}) {
         const at::Tensor apart = at::empty({n, part}, at::kByte), in_place = at::empty_like(apart);
         const at::Tensor input = random_term(rank, part, at::kFloat).abs().to(at::kByte);
         all_gather(state.world(), apart, input, "apart").wait();
@@ -129,13 +129,12 @@ TEST(DirectExchange, PartsArriveAsTheyAreSent) {
     });
 }
 
-TEST(DirectExchange, AllToAllOfSomePartsThatAreReadAndSomeThatAreSent) {
+TEST(DirectExchange, AllToAllOfPartsOfAllSizes) {
   for (const int64_t n : {2, 4})
     expect_same_both_ways(n, [n](const ParallelState& state) {
-      // From i to j: (i + 2 * j) % 5 times a third of the limit, so nothing, or sizes below or
-      // above it.
+      // From i to j: (i + 2 * j) % 5 times a third of a part, so nothing, or up to several chunks.
       const auto rows = [](int64_t from, int64_t to) {
-        return (from + 2 * to) % 5 * (kDirectBytes / 3 + 1);
+        return (from + 2 * to) % 5 * (kPart / 3 + 1);
       };
       std::vector<int64_t> in, out;
       for (int64_t peer = 0; peer < n; ++peer) {
@@ -161,20 +160,21 @@ TEST(DirectExchange, ARankReadsWhatItNeedsAndNoMore) {
       const int64_t now = bytes_read(world).value();
       return now - std::exchange(before, now);
     };
-    const at::Tensor whole = at::ones({kRanks * kDirectBytes}, at::kByte);
-    const at::Tensor part = whole.narrow(0, state.rank() * kDirectBytes, kDirectBytes);
+    const at::Tensor whole = at::ones({kRanks * kPart}, at::kByte);
+    const at::Tensor part = whole.narrow(0, state.rank() * kPart, kPart);
     reduce_scatter(state.world(), part, whole, ReduceOp::sum, "test").wait();
-    EXPECT_EQ(bytes_of_last(), (kRanks - 1) * kDirectBytes);
+    EXPECT_EQ(bytes_of_last(), (kRanks - 1) * kPart);
     all_gather(state.world(), whole, part, "test").wait();
-    EXPECT_EQ(bytes_of_last(), (kRanks - 1) * kDirectBytes);
+    EXPECT_EQ(bytes_of_last(), (kRanks - 1) * kPart);
     all_reduce(state.world(), whole, ReduceOp::sum, "test").wait();
-    EXPECT_EQ(bytes_of_last(), 2 * (kRanks - 1) * kDirectBytes);
+    EXPECT_EQ(bytes_of_last(), 2 * (kRanks - 1) * kPart);
     broadcast(state.world(), whole, 2, "test").wait();
-    EXPECT_EQ(bytes_of_last(), state.rank() == 2 ? 0 : kRanks * kDirectBytes);
-    const at::Tensor small = whole.narrow(0, 0, kDirectBytes - 1);
+    EXPECT_EQ(bytes_of_last(), state.rank() == 2 ? 0 : kRanks * kPart);
+    const at::Tensor small = whole.narrow(0, 0, 3);  // slices of 1, 1, 1 and 0 bytes
     broadcast(state.world(), small, 0, "small").wait();
+    EXPECT_EQ(bytes_of_last(), state.rank() == 0 ? 0 : 3);
     all_reduce(state.world(), small, ReduceOp::sum, "small").wait();
-    EXPECT_EQ(bytes_of_last(), 0);
+    EXPECT_EQ(bytes_of_last(), state.rank() == 3 ? 3 : 3 + 2);
   });
 }
 
@@ -185,8 +185,7 @@ TEST(DirectExchange, ManyAreUnderWayInSeveralGroupsAtOnce) {
               Tensors tensors;
               std::vector<Work> works;
               for (int i = 0; i < 60; ++i) {
-                const int64_t numel =
-                    (i % 7 + 1) * kDirectBytes / 8;  // 4-byte elements, on 2 or 4 ranks
+                const int64_t numel = (i % 7 + 1) * kPart / 8;  // 4-byte elements, on 2 or 4 ranks
                 tensors.push_back(at::full({numel}, i + state.rank(), at::kFloat));
                 works.push_back(
                     all_reduce(i % 2 == 0 ? pair : world, tensors.back(), ReduceOp::sum, "test"));
@@ -203,8 +202,8 @@ TEST(DirectExchange, ManyAreUnderWayInSeveralGroupsAtOnce) {
 
 TEST(DirectExchange, WhatIsReadMayChangeAtOnceAfterwards) {
   run_ranks(3, [](const ParallelState& state) {
-    const at::Tensor mine = at::empty({4 * kDirectBytes}, at::kByte);
-    const at::Tensor all = at::empty({3, 4 * kDirectBytes}, at::kByte);
+    const at::Tensor mine = at::empty({4 * kPart}, at::kByte);
+    const at::Tensor all = at::empty({3, 4 * kPart}, at::kByte);
     const at::Tensor expected = at::arange(3, at::kByte).unsqueeze(1).expand_as(all);
     for (int i = 0; i < 30; ++i) {
       mine.fill_(i + state.rank());
@@ -215,7 +214,7 @@ TEST(DirectExchange, WhatIsReadMayChangeAtOnceAfterwards) {
       broadcast(state.world(), mine, i % 3, "test").wait();
       EXPECT_TRUE(mine.eq(i + i % 3).all().item<bool>()) << i;
     }
-    const at::Tensor source = at::empty({128 * kDirectBytes}, at::kByte);
+    const at::Tensor source = at::empty({128 * kPart}, at::kByte);
     Tensors places;  // without pages yet, so that the reads take longer
     for (int i = 0; i < 4; ++i) {
       places.push_back(state.rank() == 0 ? source.fill_(i) : at::empty_like(source));
@@ -244,9 +243,9 @@ TEST(DirectExchange, AllSendWhereOneMayNotRead) {
   run_ranks(3, [](const ParallelState& state) {
     if (state.rank() == 1) forbid_reading();
     EXPECT_FALSE(bytes_read(state.world()).has_value());
-    const at::Tensor tensor = random_term(state.rank(), 3 * kDirectBytes, at::kDouble);
+    const at::Tensor tensor = random_term(state.rank(), 3 * kPart, at::kDouble);
     all_reduce(state.world(), tensor, ReduceOp::max, "test").wait();
-    const auto term = [](int64_t rank) { return random_term(rank, 3 * kDirectBytes, at::kDouble); };
+    const auto term = [](int64_t rank) { return random_term(rank, 3 * kPart, at::kDouble); };
     EXPECT_TRUE(at::equal(tensor, at::maximum(at::maximum(term(0), term(1)), term(2))));
     if (state.rank() != 1) {
       const ProcessGroup others = state.group_of_ranks("others", {0, 2});
@@ -259,14 +258,14 @@ TEST(DirectExchange, AllSendWhereOneMayNotRead) {
 TEST(DirectExchange, AnOfferOfAnotherSizeIsNamed) {
   const auto errors = errors_of_ranks(2,
                                       [](const ParallelState& state) {
-                                        const int64_t part = (state.rank() + 2) * kDirectBytes;
+                                        const int64_t part = (state.rank() + 2) * kPart;
                                         const at::Tensor input = at::ones({2 * part}, at::kByte);
                                         const at::Tensor output = at::empty_like(input);
                                         all_to_all(state.world(), output, input, "test").wait();
                                       },
                                       {.timeout = std::chrono::milliseconds(1500)});
   const auto tells = [&](size_t rank, int64_t parts) {
-    const std::string offer = std::to_string(parts * kDirectBytes) + " bytes for call";
+    const std::string offer = std::to_string(parts * kPart) + " bytes for call";
     return errors[rank].find("rank " + std::to_string(1 - rank) + " offers " + offer) !=
            std::string::npos;
   };
@@ -276,7 +275,7 @@ TEST(DirectExchange, AnOfferOfAnotherSizeIsNamed) {
 
 TEST(DirectExchange, ARankThatGivesUpInTheMiddleIsNamedByTheOthers) {
   const auto errors = errors_of_ranks(3, [](const ParallelState& state) {
-    const at::Tensor tensor = at::ones({16 * kDirectBytes});
+    const at::Tensor tensor = at::ones({16 * kPart});
     for (int i = 0;; ++i) {
       Work work = all_reduce(state.world(), tensor, ReduceOp::average, "test");
       if (state.rank() == 1 && i == 5) throw UsageError("rank 1 has had enough");

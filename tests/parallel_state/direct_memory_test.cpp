@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -42,6 +43,7 @@ class Neighbour {
     if (::pipe(pipe) != 0) throw std::runtime_error("pipe");
     process_ = ::fork();
     if (process_ == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       DirectMemory memory(/*offers=*/true);
       const std::vector<int> numbers = numbers_of_neighbour();
       prepare(memory);
@@ -91,6 +93,7 @@ TEST(DirectMemory, AnotherProcessIsRead) {
   ASSERT_TRUE(meet(memory, neighbour.card()));
   EXPECT_TRUE(memory.can_read_all());
   EXPECT_EQ(read_numbers(memory, neighbour.numbers()), numbers_of_neighbour());
+  EXPECT_NO_THROW(memory.check(1));
   EXPECT_EQ(memory.bytes_read(), kBytes);
 }
 
@@ -104,6 +107,9 @@ TEST(DirectMemory, AProcessThatHasEndedIsNamed) {
       [&] { read_numbers(memory, neighbour.numbers()); },
       "400000 bytes of the memory of rank 1 of the group (process " +
           std::to_string(neighbour.card().process) + ") cannot be read: No such process"));
+  EXPECT_TRUE(throws_with<CommunicationError>(
+      [&] { memory.check(1); },
+      "rank 1 of the group (process " + std::to_string(neighbour.card().process) + ") has ended"));
 }
 
 TEST(DirectMemory, WhatIsWithdrawnIsNotTaken) {
@@ -114,6 +120,7 @@ TEST(DirectMemory, WhatIsWithdrawnIsNotTaken) {
   EXPECT_TRUE(throws_with<CommunicationError>([&] { read_numbers(memory, neighbour.numbers()); },
                                               "the rank has given up"));
   EXPECT_EQ(memory.bytes_read(), 0);
+  EXPECT_TRUE(throws_with<CommunicationError>([&] { memory.check(1); }, "has given up"));
 }
 
 TEST(DirectMemory, AnotherProcessOfTheSameNumberIsNotTaken) {

@@ -14,7 +14,6 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel_state/collectives.h"
-#include "lockstep/parallel_state/host_chunks.h"
 #include "lockstep/parallel_state/parallel_state.h"
 #include "lockstep/parallel_state/process_group_state.h"
 #include "lockstep/tests/support/launch.h"
@@ -29,8 +28,8 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kRanks = 3;
-constexpr int64_t kPart = 5 * kDirectBytes / 4 + 3;  ///< elements
-constexpr int kWrong = 3, kFailed = 4;               ///< exit statuses of a rank
+constexpr int64_t kPart = 163'843;      ///< elements: several chunks
+constexpr int kWrong = 3, kFailed = 4;  ///< exit statuses of a rank
 
 using Body = std::function<bool(const ParallelState&)>;
 

@@ -91,6 +91,17 @@ int DirectMemory::try_to_read(const Card& card, std::byte* to, uint64_t address,
   return secret == card.secret ? 0 : EKEYREVOKED;
 }
 
+void DirectMemory::check(int peer) const {
+  const Card& card = cards_.at(static_cast<size_t>(peer));
+  const int error = try_to_read(card, nullptr, card.address, 0);
+  if (error == 0) return;
+  const std::string what = error == EKEYREVOKED ? "has given up"
+                           : error == ESRCH
+                               ? "has ended"
+                               : fmt::format("cannot be read: {}", std::strerror(error));
+  throw PeerError("", peer, fmt::format(" (process {}) {}", card.process, what));
+}
+
 void DirectMemory::read(int peer, std::byte* to, uint64_t address, int64_t bytes) const {
   if (bytes == 0) return;
   const Card& card = cards_.at(static_cast<size_t>(peer));

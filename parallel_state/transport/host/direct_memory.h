@@ -52,6 +52,9 @@ class DirectMemory {
   bool meet(std::vector<Card> cards);
   /// Whether the secrets of all ranks can be read from here. Call it after meet().
   bool can_read_all() const noexcept;
+  /// CommunicationError that names the rank and the reason if its memory cannot be read any more:
+  /// it has ended or given up.
+  void check(int peer) const;
 
   /// Reads `bytes` bytes (up to 1 GiB) at `address` in the memory of rank `peer` of the group.
   /// CommunicationError names the rank and the reason.

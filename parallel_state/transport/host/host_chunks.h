@@ -11,11 +11,6 @@
 /// bytes.
 namespace lockstep {
 
-/// Parts of at least this many bytes are read from the memory of the rank that has them rather than
-/// sent. For smaller ones, the two small messages of a read cost more than the copies that it
-/// saves.
-constexpr int64_t kDirectBytes = 1 << 17;
-
 /// Threads of a communicator that run collectives.
 constexpr int64_t kHostWorkers = 2;
 

@@ -22,19 +22,20 @@ void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
 
 bool HostTask::wait_for(std::chrono::milliseconds patience) {
   std::unique_lock<std::mutex> lock(mutex_);
-  if (!ended_.wait_for(lock, patience, [&] { return done_; })) return false;
+  if (!ended_.wait_for(lock, patience, [&] { return done_.load(); })) return false;
   if (error_) std::rethrow_exception(error_);
   return true;
 }
 
 void HostTask::wait(const Waiting& waiting) {
+  if (exchange_) {
+    exchange_->run_queued(*this, [&] { check_wait(waiting); });
+    look_for_a_while([this] { return done_.load(); });
+  }
   wait_in_turns(waiting, [this](auto patience) { return wait_for(patience); });
 }
 
-bool HostTask::is_completed() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return done_;
-}
+bool HostTask::is_completed() const { return done_; }
 
 void HostTask::end(std::exception_ptr error) {
   {
@@ -52,31 +53,34 @@ HostExchange::HostExchange(c10::intrusive_ptr<c10d::Backend> backend,
       rank_(backend_->getRank()),
       size_(backend_->getSize()) {}
 
-at::Tensor HostExchange::gather_now(const at::Tensor& mine) {
-  at::Tensor all = at::empty({size_, mine.numel()}, at::kByte);
-  const auto task = all_gather(all, mine, Transport::kUncounted);
+template <class T>
+std::vector<T> HostExchange::gather_now(const T& mine) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  const at::Tensor sent = at::empty({int64_t{sizeof(T)}}, at::kByte);
+  const at::Tensor found = at::empty({size_, sent.numel()}, at::kByte);
+  std::memcpy(sent.data_ptr(), &mine, sizeof mine);
+  const auto task = all_gather(found, sent, Transport::kUncounted);
   while (!task->wait_for(timeout_)) continue;
+  std::vector<T> all(static_cast<size_t>(size_));
+  std::memcpy(all.data(), found.data_ptr(), found.nbytes());
   return all;
 }
 
 bool HostExchange::agree_on_reading(bool offers_memory) {
   memory_ = std::make_unique<DirectMemory>(offers_memory);
-  const at::Tensor mine = at::empty({int64_t{sizeof(DirectMemory::Card)}}, at::kByte);
-  const DirectMemory::Card card = memory_->card();
-  std::memcpy(mine.data_ptr(), &card, sizeof card);
-  const at::Tensor all = gather_now(mine);
-  std::vector<DirectMemory::Card> cards(static_cast<size_t>(size_));
-  std::memcpy(cards.data(), all.data_ptr(), all.nbytes());
-  if (!memory_->meet(std::move(cards))) return false;
-  const at::Tensor can = at::full({1}, memory_->can_read_all() ? 1 : 0, at::kByte);
-  return gather_now(can).all().item<bool>();
+  if (!memory_->meet(gather_now(memory_->card()))) return false;
+  board_ = std::make_unique<OfferBoard>(rank_, size_);
+  const bool can = board_->open(gather_now(board_->place())) && memory_->can_read_all();
+  const std::vector<char> all = gather_now(static_cast<char>(can));
+  board_->close_file();
+  return std::find(all.begin(), all.end(), 0) == all.end();
 }
 
 void HostExchange::greet(Reading reading) {
   if (reading == Reading::never)
-    gather_now(at::zeros({1}, at::kByte));
-  else
-    direct_ = agree_on_reading(reading == Reading::offered);
+    gather_now('\0');
+  else if (agree_on_reading(reading == Reading::offered))
+    direct_.emplace(*memory_, *board_);
 }
 
 HostExchange::~HostExchange() {
@@ -93,6 +97,7 @@ HostExchange::~HostExchange() {
 std::shared_ptr<HostTask> HostExchange::enqueue(uint64_t identity,
                                                 std::function<void(HostTransfers&)> body) {
   auto task = std::make_shared<HostTask>();
+  if (direct_) task->exchange_ = this;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     queue_.push_back({task, std::move(body), identity,
@@ -111,31 +116,52 @@ bool HostExchange::may_start(const Entry& entry) const {
 }
 
 void HostExchange::work() {
-  at::Tensor scratch;
+  HostScratch scratch;
   std::unique_lock<std::mutex> lock(mutex_);
   while (!ended_) {
     ++idle_;
     wake_.wait(lock, [&] { return ended_ || (!queue_.empty() && may_start(queue_.front())); });
     --idle_;
-    if (ended_) break;
-    Entry entry = std::move(queue_.front());
-    queue_.pop_front();
-    std::optional<HostTransfers> transfers;
-    transfers.emplace(*backend_, timeout_, scratch, direct_memory(), entry.identity, entry.number);
-    under_way_.push_back(&transfers->messages());
-    std::exception_ptr error = broken_;
-    lock.unlock();
-    if (!error) error = run(entry, *transfers);
-    lock.lock();
-    if (error) broken_ = error;
-    std::erase(under_way_, &transfers->messages());
-    wake_.notify_one();  // the other worker may have waited for these tags
-    lock.unlock();
-    transfers.reset();     // after a failure Gloo may write to posted receives until they are gone
-    entry.body = nullptr;  // keeps their memory; before others may go on and drop what it holds
-    entry.task->end(error);
-    lock.lock();
+    if (!ended_) run_first(lock, scratch, {});
   }
+}
+
+void HostExchange::run_first(std::unique_lock<std::mutex>& lock, HostScratch& scratch,
+                             const std::function<void()>& check) {
+  Entry entry = std::move(queue_.front());
+  queue_.pop_front();
+  std::optional<HostTransfers> transfers;
+  transfers.emplace(*backend_, timeout_, scratch, direct_reading(), entry.identity, entry.number,
+                    check);
+  under_way_.push_back(&transfers->messages());
+  std::exception_ptr error = broken_;
+  lock.unlock();
+  if (!error) error = run(entry, *transfers);
+  lock.lock();
+  if (error) broken_ = error;
+  std::erase(under_way_, &transfers->messages());
+  if (!queue_.empty()) wake_.notify_one();  // a worker may have waited for these tags
+  lock.unlock();
+  transfers.reset();     // after a failure Gloo may write to posted receives until they are gone
+  entry.body = nullptr;  // keeps their memory; before others may go on and drop what it holds
+  entry.task->end(error);
+  lock.lock();
+}
+
+bool HostExchange::is_queued(const HostTask& task) const {
+  return std::any_of(queue_.begin(), queue_.end(),
+                     [&](const Entry& entry) { return entry.task.get() == &task; });
+}
+
+void HostExchange::run_queued(const HostTask& task, const std::function<void()>& check) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  HostScratch scratch;
+  if (!scratch_.empty()) {
+    scratch = std::move(scratch_.back());
+    scratch_.pop_back();
+  }
+  while (is_queued(task) && may_start(queue_.front())) run_first(lock, scratch, check);
+  scratch_.push_back(std::move(scratch));
 }
 
 std::exception_ptr HostExchange::run(const Entry& entry, HostTransfers& transfers) {
@@ -223,7 +249,7 @@ std::shared_ptr<HostTask> HostExchange::broadcast(const at::Tensor& tensor, int 
                                                   uint64_t identity) {
   return enqueue(identity, [this, source, tensor = tensor.detach()](HostTransfers& transfers) {
     const auto bytes = static_cast<int64_t>(tensor.nbytes());
-    if (transfers.direct(bytes)) {
+    if (transfers.direct()) {
       for (int step = 1; rank_ == source && step < size_; ++step)
         transfers.send(bytes_of(tensor), bytes, (rank_ + step) % size_);
       if (rank_ != source) transfers.receive(bytes_of(tensor), bytes, source);

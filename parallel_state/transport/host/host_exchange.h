@@ -2,6 +2,7 @@
 
 // Internal.
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -9,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,7 +25,9 @@
 
 namespace lockstep {
 
-/// A collective that a thread of HostExchange runs.
+class HostExchange;
+
+/// A collective that a thread of HostExchange runs, or the thread that waits for it.
 class HostTask : public Pending {
  public:
   /// Waits up to `patience`. Returns whether the task has ended; throws what made it fail.
@@ -35,9 +39,10 @@ class HostTask : public Pending {
   friend class HostExchange;
   void end(std::exception_ptr error);
 
-  mutable std::mutex mutex_;
+  HostExchange* exchange_ = nullptr;  ///< if the thread that waits may run it
+  std::mutex mutex_;
   std::condition_variable ended_;
-  bool done_ = false;
+  std::atomic<bool> done_ = false;
   std::exception_ptr error_;
 };
 
@@ -48,13 +53,14 @@ class HostTask : public Pending {
 /// directly in place. Sums have the same bits whatever the size of the message, whether all-reduce
 /// or reduce-scatter computed them, and however they were transferred.
 ///
-/// If all ranks are on one host and may read each other's memory (DirectMemory; greet() finds that
-/// out), parts of at least kDirectBytes are read from there, and all ranks read a broadcast from
-/// its source. Otherwise parts are messages, and a broadcast uses a binomial tree.
+/// If all ranks are on one host and may read each other's memory (DirectMemory and OfferBoard;
+/// greet() finds that out), parts are read from there, and all ranks read a broadcast from its
+/// source. Otherwise parts are messages, and a broadcast uses a binomial tree.
 ///
 /// A reduction is cut into chunks; a chunk is added while it is in the cache, and while the next
 /// message arrives. Tasks start in the order of the calls, which must be the same on all ranks; two
-/// are in progress at a time.
+/// are in progress at a time. Where memory is read, a thread that waits for a task that has not
+/// started yet runs it, and those before it, itself: that takes less time than waking another.
 ///
 /// The tag of a message is made of its number of bytes, the `identity` of the call and its place
 /// among the calls, modulo 32: a task waits while one with the same tags is in progress, so that a
@@ -81,8 +87,12 @@ class HostExchange {
   /// failure to members that are still connecting. They then know whether they read memory
   /// directly. Must be the first call on every rank.
   void greet(Reading reading);
-  /// The memory that is read; nullptr if everything is sent. Call it after greet().
-  const DirectMemory* direct_memory() const { return direct_ ? memory_.get() : nullptr; }
+  /// How ranks read; nullptr if everything is sent. Call it after greet().
+  const DirectReading* direct_reading() const { return direct_ ? &*direct_ : nullptr; }
+
+  /// Runs the task, and those before it, on this thread if no other thread has started them.
+  /// `check` as for HostTransfers.
+  void run_queued(const HostTask& task, const std::function<void()>& check);
 
   /// Tensors are contiguous; a task keeps their memory alive, but not their autograd graphs.
   /// `tensor` [n elements], in place.
@@ -113,10 +123,15 @@ class HostExchange {
 
   std::shared_ptr<HostTask> enqueue(uint64_t identity, std::function<void(HostTransfers&)> body);
   void work();
+  /// Runs the first task of the queue, which may start, without the lock.
+  void run_first(std::unique_lock<std::mutex>& lock, HostScratch& scratch,
+                 const std::function<void()>& check);
+  bool is_queued(const HostTask& task) const;
   /// Returns the error, if there is one.
   std::exception_ptr run(const Entry& entry, HostTransfers& transfers);
   bool may_start(const Entry& entry) const;
-  at::Tensor gather_now(const at::Tensor& mine);
+  template <class T>
+  std::vector<T> gather_now(const T& mine);
   bool agree_on_reading(bool offers_memory);
 
   c10::intrusive_ptr<c10d::Backend> backend_;
@@ -124,13 +139,15 @@ class HostExchange {
   int rank_;
   int size_;
   std::unique_ptr<DirectMemory> memory_;
-  bool direct_ = false;
+  std::unique_ptr<OfferBoard> board_;
+  std::optional<DirectReading> direct_;
 
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Entry> queue_;
   std::vector<std::thread> workers_;
   std::vector<HostMessages*> under_way_;
+  std::vector<HostScratch> scratch_;  ///< of threads that wait, between two tasks
   std::exception_ptr broken_;  ///< what made the first task fail; later tasks fail in the same way
   int idle_ = 0;
   uint64_t next_ = 0;

@@ -58,8 +58,9 @@ void HostMessages::check_not_given_up() {
 }
 
 std::byte* HostMessages::reserve(int64_t bytes) {
-  if (!scratch_.defined() || scratch_.numel() < bytes) scratch_ = at::empty({bytes}, at::kByte);
-  return bytes_of(scratch_);
+  const auto size = static_cast<size_t>(bytes);
+  if (scratch_.size() < size) scratch_ = HostScratch(size);
+  return scratch_.data();
 }
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 // Internal.
 
 #include <chrono>
+#include <cstddef>
 #include <mutex>
 #include <vector>
 
@@ -16,6 +17,9 @@ inline std::byte* bytes_of(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.data_ptr());
 }
 
+/// Memory where parts arrive that are then added.
+using HostScratch = std::vector<std::byte>;
+
 /// The messages of one task of HostExchange. Used by one thread; give_up() may come from another.
 class HostMessages {
  public:
@@ -28,7 +32,7 @@ class HostMessages {
   };
 
   /// `identity` and `number` of the call make the tags; `scratch` belongs to the thread.
-  HostMessages(c10d::Backend& backend, std::chrono::milliseconds timeout, at::Tensor& scratch,
+  HostMessages(c10d::Backend& backend, std::chrono::milliseconds timeout, HostScratch& scratch,
                uint64_t identity, uint64_t number)
       : backend_(backend),
         timeout_(timeout),
@@ -70,7 +74,7 @@ class HostMessages {
 
   c10d::Backend& backend_;
   const std::chrono::milliseconds timeout_;
-  at::Tensor& scratch_;
+  HostScratch& scratch_;
   const uint64_t identity_, number_;
   std::mutex mutex_;
   std::vector<Message> messages_;

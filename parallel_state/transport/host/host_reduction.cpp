@@ -113,7 +113,7 @@ class ReadSlices : public SliceTransport {
  public:
   explicit ReadSlices(const SliceTask& task)
       : task_(task),
-        scratch_(task.transfers.messages().reserve(task.size * chunk_bytes())),
+        scratch_(task.transfers.messages().reserve(task.size * slot_bytes())),
         sources_(static_cast<size_t>(task.size)) {}
 
   void begin() override {
@@ -124,7 +124,7 @@ class ReadSlices : public SliceTransport {
   }
 
   const std::byte* term(int64_t c, int peer) override {
-    std::byte* const slot = scratch_ + peer * chunk_bytes();
+    std::byte* const slot = scratch_ + peer * slot_bytes();
     task_.transfers.read(*source(peer), c * chunk_bytes(),
                          task_.numel_of_chunk(c) * task_.slices.item, slot);
     return slot;
@@ -143,6 +143,7 @@ class ReadSlices : public SliceTransport {
 
  private:
   int64_t chunk_bytes() const { return task_.chunk * task_.slices.item; }
+  int64_t slot_bytes() const { return std::min(task_.chunk, task_.numel()) * task_.slices.item; }
   HostTransfers::Source*& source(int peer) { return sources_[static_cast<size_t>(peer)]; }
 
   const SliceTask& task_;
@@ -201,7 +202,7 @@ HostSlices::HostSlices(const at::Tensor& whole, int64_t slice_length)
 
 void reduce_slices(HostTransfers& transfers, const HostSlices& slices,
                    const HostReduction& reduction, int rank, int size) {
-  const bool direct = transfers.direct(slices.length * slices.item);
+  const bool direct = transfers.direct();
   const int64_t bytes =
       direct ? direct_chunk_bytes(slices.item) : host_chunk_bytes(size, slices.item);
   const SliceTask task{transfers, slices, rank, size, bytes / slices.item};

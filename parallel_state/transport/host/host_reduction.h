@@ -31,7 +31,7 @@ struct HostSlices {
   std::byte* at(int64_t element) const { return bytes_of(input) + element * item; }
 };
 
-/// Gives each of the other ranks its slice, by messages or, for slices of at least kDirectBytes,
+/// Gives each of the other ranks its slice, by messages or, if the ranks read memory,
 /// for them to read; adds the terms of the slice of `rank` in rank order, chunk by chunk; and gives
 /// the sums to all ranks if `slices` gathers. Call finish() on the transfers afterwards.
 void reduce_slices(HostTransfers& transfers, const HostSlices& slices,

@@ -3,26 +3,29 @@
 // Internal.
 
 #include <deque>
+#include <functional>
 
 #include "lockstep/parallel_state/direct_memory.h"
 #include "lockstep/parallel_state/host_messages.h"
+#include "lockstep/parallel_state/offer_board.h"
 
 namespace lockstep {
 
-/// What one task of HostExchange gives to its peers and takes from them. Small parts are messages.
-/// Larger ones are read: their owner offers them, with a message that contains their address, and
-/// each offer is answered once the part has been read. That is one copy, by the rank that needs the
-/// data, instead of two copies and a trip through the system's sockets.
-///
-/// An offer names the call and the number of bytes; an offer that does not match what is expected
-/// is a CommunicationError. Used by one thread.
-class HostTransfers {
-  /// An offer as it is sent. The answer is the same data sent back.
-  struct Offer {
-    uint64_t identity, number, address;
-    int64_t bytes;
-  };
+/// What ranks of one host that read each other's memory do it with.
+struct DirectReading {
+  DirectMemory& memory;
+  OfferBoard& board;
+};
 
+/// What one task of HostExchange gives to its peers and takes from them. Ranks that cannot read
+/// each other's memory send parts as messages. Otherwise parts are read: their owner offers them on
+/// the board, and each offer is taken from there once the part has been read. That is one copy, by
+/// the rank that needs the data, instead of two copies and a trip through the system's sockets, for
+/// which other threads must wake up.
+///
+/// An offer names the call and the number of bytes; an offer of another number of bytes than
+/// expected is a CommunicationError, and one of another call is not taken. Used by one thread.
+class HostTransfers {
  public:
   /// A part that a peer offers, or will offer.
   class Source {
@@ -30,36 +33,40 @@ class HostTransfers {
     int peer_ = 0;
     int stage_ = 0;
     int64_t bytes_ = 0;
-    Offer offer_ = {};
-    HostMessages::Message arriving_;  ///< null once the offer is there
+    uint64_t address_ = 0;
+    bool offered_ = false;
   };
 
-  /// For call `number` of that identity. `scratch` belongs to the thread. `memory`: of the ranks of
-  /// the group; nullptr if everything is to be sent.
-  HostTransfers(c10d::Backend& backend, std::chrono::milliseconds timeout, at::Tensor& scratch,
-                const DirectMemory* memory, uint64_t identity, uint64_t number)
-      : memory_(memory),
+  /// For call `number` of that identity. `scratch` belongs to the thread. `reading`: by the ranks
+  /// of the group; nullptr if everything is to be sent. `check` is called from time to time while
+  /// an offer is waited for, and throws to end that.
+  HostTransfers(c10d::Backend& backend, std::chrono::milliseconds timeout, HostScratch& scratch,
+                const DirectReading* reading, uint64_t identity, uint64_t number,
+                std::function<void()> check)
+      : reading_(reading),
+        timeout_(timeout),
+        check_(std::move(check)),
         identity_(identity),
         number_(number),
         messages_(backend, timeout, scratch, identity, number) {}
 
   HostMessages& messages() { return messages_; }
 
-  /// Whether parts of that size are read, see kDirectBytes. The same on all ranks of the group.
-  bool direct(int64_t bytes) const;
+  /// Whether parts are read. The same on all ranks of the group.
+  bool direct() const { return reading_ != nullptr; }
 
   /// Memory must live, and keep its values, until finish() has returned; what is received is there
-  /// then. At most one part per stage from one rank to another, and stage < 4.
+  /// then. At most one part per stage from one rank to another, and stage < OfferBoard::kStages.
   void send(std::byte* data, int64_t bytes, int peer, int stage = 0);
   void receive(std::byte* data, int64_t bytes, int peer, int stage = 0);
 
-  /// Lets `peer` read, whatever the size. finish() waits for its answer.
+  /// Lets `peer` read. finish() waits until it has.
   void offer(const std::byte* data, int64_t bytes, int peer, int stage = 0);
   /// Expects such an offer from `peer`. The reference is valid as long as this object.
   Source& expect(int64_t bytes, int peer, int stage = 0);
   /// Reads bytes begin ... begin + bytes of the part; waits for the offer first.
   void read(Source& source, int64_t begin, int64_t bytes, std::byte* to);
-  /// Answers the offer: it will not be read any more.
+  /// Takes the offer from the board: it will not be read any more.
   void release(Source& source);
 
   /// Reads what the peers have offered with send(), and waits for everything that was posted.
@@ -67,22 +74,25 @@ class HostTransfers {
 
  private:
   struct Offered {
-    int peer;
-    Offer sent, answer;
-    HostMessages::Message answered;
+    int peer, stage;
+    OfferBoard::Offer offer;
+    OfferBoard::Ticket ticket;
   };
   struct Reading {
     Source& source;
     std::byte* to;
   };
 
+  /// Throws once `peer` cannot answer any more, and after the timeout.
+  OfferBoard::Check checks(int peer);
   void await_offer(Source& source);
-  void check(const Offer& found, int64_t bytes, int peer) const;
   void read_whole(const Reading& reading);
 
-  const DirectMemory* memory_;
+  const DirectReading* reading_;
+  const std::chrono::milliseconds timeout_;
+  const std::function<void()> check_;
   const uint64_t identity_, number_;
-  std::deque<Offered> offered_;
+  std::vector<Offered> offered_;
   std::deque<Source> sources_;
   std::vector<Reading> readings_;
   HostMessages messages_;  ///< destroyed first: it may still write to the other members

@@ -32,9 +32,24 @@ HostTransport::HostTransport(c10::intrusive_ptr<c10d::ProcessGroup> group,
       exchange_(group->getBackend(c10::kCPU), timeout),
       reading_(reading) {}
 
+void HostTransport::greet() {
+  exchange_.greet(reading_);
+  if (const DirectReading* const reading = exchange_.direct_reading()) messenger_.emplace(*reading);
+}
+
+Transport::Parts HostTransport::send(const at::Tensor& tensor, int destination, uint64_t identity) {
+  if (!messenger_) return C10dTransport::send(tensor, destination, identity);
+  return {messenger_->send(tensor, destination, identity)};
+}
+
+Transport::Parts HostTransport::receive(const at::Tensor& tensor, int source, uint64_t identity) {
+  if (!messenger_) return C10dTransport::receive(tensor, source, identity);
+  return {messenger_->receive(tensor, source, identity)};
+}
+
 std::optional<int64_t> HostTransport::bytes_read() const {
-  const DirectMemory* const memory = exchange_.direct_memory();
-  return memory ? std::optional(memory->bytes_read()) : std::nullopt;
+  const DirectReading* const reading = exchange_.direct_reading();
+  return reading ? std::optional(reading->memory.bytes_read()) : std::nullopt;
 }
 
 HostReduction HostTransport::host_reduction(const Reduction& reduction) const {

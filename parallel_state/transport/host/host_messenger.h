@@ -1,0 +1,65 @@
+#pragma once
+
+// Internal.
+
+#include <condition_variable>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <tuple>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/parallel_state/host_transfers.h"
+#include "lockstep/parallel_state/pending.h"
+
+namespace lockstep {
+
+/// Messages between two ranks of a group on one host: the receiver reads the sender's memory. A
+/// message is found by its identity, its number of bytes and its place among those of this kind, so
+/// messages of different calls need not be received in the order in which they were sent.
+///
+/// The thread that waits for a message advances all that are under way. While nobody waits, a
+/// thread of the messenger does so, every millisecond: a message that is sent and whose receive
+/// has been posted arrives whatever its ranks do.
+class HostMessenger {
+ public:
+  explicit HostMessenger(const DirectReading& reading) : reading_(reading) {}
+  /// Abandons what is under way.
+  ~HostMessenger();
+  HostMessenger(const HostMessenger&) = delete;
+  HostMessenger& operator=(const HostMessenger&) = delete;
+
+  /// `tensor` is contiguous; it must keep its values until the message has been received.
+  std::shared_ptr<Pending> send(const at::Tensor& tensor, int destination, uint64_t identity);
+  std::shared_ptr<Pending> receive(const at::Tensor& tensor, int source, uint64_t identity);
+
+ private:
+  struct Message;
+  using Messages = std::list<std::shared_ptr<Message>>;
+
+  std::shared_ptr<Pending> post(const at::Tensor& tensor, int peer, uint64_t identity, bool sends);
+  /// Returns when the message has ended, or throws as Pending::wait().
+  void wait_for(Message& message, const Waiting& waiting);
+  void wait_for(const Message& message, const Waiting& waiting, std::unique_lock<std::mutex>& lock);
+  void work();
+  /// Ends all messages that can end. Needs the lock.
+  void advance();
+  bool advance(Message& message);
+  /// Ends those whose peers cannot answer any more. Needs the lock.
+  void check_peers();
+
+  const DirectReading reading_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Messages under_way_;
+  std::map<std::tuple<int, bool, uint64_t>, uint64_t> next_;  ///< by peer, direction and identity
+  int waiting_ = 0;                                           ///< threads in wait_for()
+  bool ended_ = false;
+  std::thread worker_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,143 @@
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel_state/collectives.h"
+#include "lockstep/parallel_state/process_group_state.h"
+#include "lockstep/tests/support/rank_threads.h"
+
+// Messages whose receivers read the senders' memory.
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::errors_of_ranks;
+using testing::run_ranks;
+
+constexpr int64_t kMany = 50;  ///< messages, more than are on the board at a time
+
+bool reads(const ParallelState& state) {
+  const auto& communicator = state.world().shared_state()->communicator;
+  return communicator->transport(c10::kCPU).bytes_read().has_value();
+}
+
+at::Tensor numbered(int64_t number, int64_t numel = 5) {
+  return at::arange(numel, at::kDouble).mul_(0.1).add_(static_cast<double>(number));
+}
+
+TEST(DirectMessages, ManyOfSeveralSizesArriveInTheirOrder) {
+  run_ranks(2, [](const ParallelState& state) {
+    ASSERT_TRUE(reads(state));
+    std::vector<at::Tensor> tensors;
+    std::vector<Work> works;
+    for (int64_t i = 0; i < kMany; ++i) {
+      const int64_t numel = i % 3 * 70'000 / 2;  // 0, 280 kB and 560 kB
+      tensors.push_back(state.rank() == 0 ? numbered(i, numel) : at::empty({numel}, at::kDouble));
+      works.push_back(state.rank() == 0 ? send(state.world(), tensors.back(), 1, "test")
+                                        : receive(state.world(), tensors.back(), 0, "test"));
+    }
+    for (Work& work : works) work.wait();
+    for (int64_t i = 0; i < kMany; ++i)
+      EXPECT_TRUE(at::equal(tensors[i], numbered(i, tensors[i].numel()))) << i;
+  });
+}
+
+TEST(DirectMessages, OtherCallsMayBeReceivedInAnotherOrder) {
+  run_ranks(2, [](const ParallelState& state) {
+    std::vector<Work> works;
+    std::vector<at::Tensor> tensors;
+    for (int64_t i = 0; i < kMany; ++i) {
+      const int64_t number = state.rank() == 0 ? i : kMany - 1 - i;
+      const std::string label = "message " + std::to_string(number);
+      tensors.push_back(state.rank() == 0 ? numbered(number) : at::empty({5}, at::kDouble));
+      works.push_back(state.rank() == 0 ? send(state.world(), tensors.back(), 1, label)
+                                        : receive(state.world(), tensors.back(), 0, label));
+    }
+    for (Work& work : works) work.wait();
+    if (state.rank() == 0) return;
+    for (int64_t i = 0; i < kMany; ++i)
+      EXPECT_TRUE(at::equal(tensors[i], numbered(kMany - 1 - i))) << i;
+  });
+}
+
+TEST(DirectMessages, ArriveWhileTheReceiverWaitsForSomethingElse) {
+  run_ranks(3, [](const ParallelState& state) {
+    const at::Tensor tensor = state.rank() == 0 ? numbered(7) : at::empty({5}, at::kDouble);
+    if (state.rank() == 0) {
+      send(state.world(), tensor, 1, "test").wait();
+      barrier(state.world(), "test");
+      return;
+    }
+    Work work = state.rank() == 1 ? receive(state.world(), tensor, 0, "test") : Work();
+    barrier(state.world(), "test");  // rank 0 joins after its message has been received
+    work.wait();
+    if (state.rank() == 1) EXPECT_TRUE(at::equal(tensor, numbered(7)));
+  });
+}
+
+TEST(DirectMessages, GoRoundARingInBothDirectionsAtOnce) {
+  for (const int64_t ranks : {2, 3, 5})
+    run_ranks(ranks, [ranks](const ParallelState& state) {
+      const int64_t next = (state.rank() + 1) % ranks, before = (state.rank() + ranks - 1) % ranks;
+      for (int64_t round = 0; round < 20; ++round) {
+        const at::Tensor mine = numbered(100 * round + state.rank(), 1000);
+        const at::Tensor one = at::empty_like(mine), other = at::empty_like(mine);
+        Work forth = exchange(state.world(), mine, next, one, before, "forth");
+        exchange(state.world(), mine, before, other, next, "back").wait();
+        forth.wait();
+        EXPECT_TRUE(at::equal(one, numbered(100 * round + before, 1000))) << round;
+        EXPECT_TRUE(at::equal(other, numbered(100 * round + next, 1000))) << round;
+      }
+    });
+}
+
+TEST(DirectMessages, AMessageOfAnotherSizeIsNotTaken) {
+  const auto errors =
+      errors_of_ranks(2,
+                      [](const ParallelState& state) {
+                        const at::Tensor tensor = at::ones({5 + state.rank()}, at::kDouble);
+                        (state.rank() == 0 ? send(state.world(), tensor, 1, "test")
+                                           : receive(state.world(), tensor, 0, "test"))
+                            .wait();
+                      },
+                      {.timeout = milliseconds(1500)});
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find("of test over group world [0, 1] failed"), std::string::npos) << error;
+}
+
+TEST(DirectMessages, ARankThatFailsEndsTheWaitsOfTheOthersAtOnce) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto errors =
+      errors_of_ranks(3,
+                      [](const ParallelState& state) {
+                        const at::Tensor tensor = at::ones({5}, at::kDouble);
+                        if (state.rank() == 0) {
+                          std::this_thread::sleep_for(milliseconds(100));
+                          throw UsageError("rank 0 has had enough");
+                        }
+                        (state.rank() == 1 ? send(state.world(), tensor, 0, "test")
+                                           : receive(state.world(), tensor, 0, "test"))
+                            .wait();
+                      },
+                      {.timeout = std::chrono::seconds(60)});
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find("rank 0 has had enough"), std::string::npos) << error;
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+}
+
+TEST(DirectMessages, WhatIsNotReceivedDoesNoHarmAtTheEnd) {
+  run_ranks(2, [](const ParallelState& state) {
+    const at::Tensor tensor = at::ones({5}, at::kDouble);
+    std::vector<Work> works;
+    if (state.rank() == 0) works.push_back(send(state.world(), tensor, 1, "test"));
+    barrier(state.world(), "test");
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
