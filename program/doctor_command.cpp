@@ -2,13 +2,13 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include <ATen/Context.h>
 #include <torch/version.h>
 
 #include "lockstep/core/cuda_libraries.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/usable_cores.h"
 #include "lockstep/core/versions.h"
 #include "lockstep/datasets/unfinished_file.h"
 #include "lockstep/parallel_state/cpu_traits.h"
@@ -78,8 +78,7 @@ Json network_report() {
 
 /// The devices, with the reason why there is no CUDA device.
 Json devices_report(const std::string& absence) {
-  Json devices = {{"cpu_cores", std::thread::hardware_concurrency()},
-                  {"cuda", cuda_device_count()}};
+  Json devices = {{"cpu_cores", usable_cores()}, {"cuda", cuda_device_count()}};
   if (!absence.empty()) devices["no_cuda"] = absence;
   return devices;
 }
@@ -130,8 +129,8 @@ struct DoctorArguments {
   bool json = false;
 };
 
-/// Two on a host with several cores: collectives are measured with two.
-int64_t usual_ranks() { return std::thread::hardware_concurrency() > 1 ? 2 : 1; }
+/// Two where several cores may be used: collectives are measured with two.
+int64_t usual_ranks() { return usable_cores() > 1 ? 2 : 1; }
 
 void write_calibration(const DoctorArguments& arguments) {
   check_output_file(arguments.machine_path);
@@ -164,9 +163,10 @@ constexpr const char* kDoctorFooter =
     "ranks at once, the host's time for each kernel, and collectives of two ranks. It takes about "
     "a minute, during which nothing else should run. It measures CPUs in fp32, and no links "
     "between hosts.\n"
-    "JSON: ok, versions, devices (cpu_cores, cuda: number of GPUs), network (interface and address "
-    "that Gloo uses, and all addresses), launch (what the launcher's variables say), self_test. "
-    "With --calibrate: machine (the file), name, seconds (that it took).";
+    "JSON: ok, versions, devices (cpu_cores: usable cores, cuda: number of GPUs), network "
+    "(interface and address that Gloo uses, and all addresses), launch (what the launcher's "
+    "variables say), self_test. With --calibrate: machine (the file), name, seconds (that it "
+    "took).";
 
 }  // namespace
 

@@ -317,7 +317,8 @@ void add_generate_command(CLI::App& program) {
                    "File with one prompt on each line. The first of several ranks reads it")
       ->type_name("FILE");
   add_texts(*command, "--stop", arguments->stop,
-            "Stop generating at this string, which is not printed; may be repeated");
+            "Stop generating at this string, which is not printed; may be repeated: the one that "
+            "is complete first counts");
   command->add_flag("--ignore-eos", arguments->ignore_eos,
                     "Continue after an end-of-document token instead of ending the text there");
   command->add_flag("--json", arguments->json,

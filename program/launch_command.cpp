@@ -7,9 +7,9 @@
 #include <memory>
 #include <optional>
 #include <system_error>
-#include <thread>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/usable_cores.h"
 #include "lockstep/parallel_state/job_secret.h"
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
@@ -152,10 +152,9 @@ void name_job() {
   ::setenv("LOCKSTEP_JOB_ID", id.c_str(), /*overwrite=*/1);
 }
 
-/// Divides the cores among the ranks as threads, unless the user has set the number of threads.
+/// Divides the usable cores among the ranks as threads, unless the user has set their number.
 void share_out_cores(int64_t ranks) {
-  const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
-  const std::string threads = std::to_string(std::max<int64_t>(1, cores / ranks));
+  const std::string threads = std::to_string(std::max<int64_t>(1, usable_cores() / ranks));
   ::setenv("OMP_NUM_THREADS", threads.c_str(), /*overwrite=*/0);
 }
 
@@ -216,7 +215,7 @@ The last command runs on the first of four nodes; the others use --node-rank 1, 
 lockstep's own starter exits with the status of the first rank that fails; torchrun exits with 1.
 lockstep's own starter gives its ranks a random LOCKSTEP_SECRET, unless the environment sets
 LOCKSTEP_SECRET or LOCKSTEP_SECRET_FILE.
-OMP_NUM_THREADS is the number of cores divided by the ranks of this host, unless you set it.)";
+OMP_NUM_THREADS is the number of usable cores divided by this host's ranks, unless you set it.)";
 
 }  // namespace
 

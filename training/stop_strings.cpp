@@ -23,10 +23,17 @@ size_t StopStrings::held_length() const {
 std::string StopStrings::add(std::string_view piece) {
   if (found_) return "";
   held_ += piece;
-  size_t end = std::string::npos;
-  for (const std::string& string : strings_) end = std::min(end, held_.find(string));
+  size_t begin = std::string::npos, end = std::string::npos;
+  for (const std::string& string : strings_) {
+    const size_t at = held_.find(string);
+    if (at == std::string::npos) continue;
+    const size_t after = at + string.size();
+    if (after > end || (after == end && at > begin)) continue;
+    begin = at;
+    end = after;
+  }
   found_ = end != std::string::npos;
-  const size_t certain = found_ ? end : held_.size() - held_length();
+  const size_t certain = found_ ? begin : held_.size() - held_length();
   std::string text = held_.substr(0, certain);
   held_.erase(0, found_ ? std::string::npos : certain);
   return text;

@@ -6,7 +6,8 @@
 
 namespace lockstep {
 
-/// Text that arrives in pieces and ends before the first occurrence of any of some strings. What
+/// Text that arrives in pieces and ends before one of some strings: the one that is complete first,
+/// and of those that are complete at the same place the longest. So the pieces do not matter. What
 /// may be the beginning of such a string is held back until that is decided. Needs no libtorch.
 class StopStrings {
  public:

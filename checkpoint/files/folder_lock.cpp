@@ -14,6 +14,7 @@
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/input_file.h"
+#include "lockstep/core/uninterrupted.h"
 
 namespace lockstep {
 namespace {
@@ -25,6 +26,10 @@ std::string this_process() {
   std::array<char, 256> host = {};
   ::gethostname(host.data(), host.size() - 1);
   return fmt::format("host {}, process {}", host.data(), ::getpid());
+}
+
+bool is_same_file(const struct stat& one, const struct stat& other) {
+  return one.st_dev == other.st_dev && one.st_ino == other.st_ino;
 }
 
 }  // namespace
@@ -54,8 +59,13 @@ FolderLock::FolderLock(const std::string& folder, const std::string& given_as)
   if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, holder.data(), holder.size(), 0) < 0) return;
 }
 
+/// If somebody has removed the file meanwhile, the one that is there now is another run's.
 FolderLock::~FolderLock() {
-  ::unlink(path_.c_str());
+  struct stat mine = {}, there = {};
+  if (uninterrupted([&] { return ::fstat(file_, &mine); }) == 0 &&
+      uninterrupted([&] { return ::lstat(path_.c_str(), &there); }) == 0 &&
+      is_same_file(mine, there))
+    ::unlink(path_.c_str());
   ::close(file_);
 }
 
@@ -113,7 +123,7 @@ bool FolderLock::is_at_path() const {
   do result = ::lstat(path_.c_str(), &there);
   while (result != 0 && errno == EINTR);
   if (result != 0 && errno != ENOENT) fail_to_lock();
-  return result == 0 && mine.st_dev == there.st_dev && mine.st_ino == there.st_ino;
+  return result == 0 && is_same_file(mine, there);
 }
 
 void FolderLock::fail_to_lock() const {

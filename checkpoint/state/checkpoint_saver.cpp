@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <future>
 #include <optional>
-#include <thread>
 
 #include <ATen/ATen.h>
 #include <c10/core/Event.h>
@@ -15,12 +14,12 @@
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/checkpoint/finite_values.h"
+#include "lockstep/checkpoint/rank_reports.h"
 #include "lockstep/checkpoint/shard_file.h"
 #include "lockstep/checkpoint/state_share.h"
 #include "lockstep/checkpoint/step_folders.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
-#include "lockstep/core/input_file.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/parallel_state/collectives.h"
 
@@ -30,14 +29,13 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr const char* kBusy = "busy";
+constexpr const char* kStuck = "stuck";
 constexpr const char* kDone = "done";
 constexpr std::string_view kFailed = "failed: ";
 constexpr std::string_view kDiverged = "diverged: ";
 constexpr std::string_view kNoted = "done, but: ";
-constexpr int64_t kLongestReport = int64_t{1} << 30;
 
 std::string shard_name(int64_t rank) { return fmt::format("rank_{:05}.safetensors", rank); }
-std::string report_name(int64_t rank) { return fmt::format("rank_{:05}.report", rank); }
 
 /// The first status of a rank that begins with `kind`; empty if there is none.
 std::string first_of(std::string_view kind, const std::vector<std::string>& statuses) {
@@ -122,15 +120,15 @@ struct CheckpointSaver::Job {
     check_finite();
     const Manifest part = write();
     if (rank != 0) {
-      report(part);
+      write_report(checkpoint, rank, part, &abandoned);
       return problem;
     }
     std::vector<Manifest> parts = {part};
-    for (int64_t other = 1; other < world_size; ++other) parts.push_back(wait_for_report(other));
+    for (int64_t other = 1; other < world_size; ++other)
+      parts.push_back(wait_for_report(checkpoint, other, &abandoned));
     const std::string text = format_manifest(join_manifests(whole, parts));
     parse_manifest(text, checkpoint.file(kManifestName));
-    for (int64_t other = 1; other < world_size; ++other)
-      std::filesystem::remove(checkpoint.file(report_name(other)));
+    for (int64_t other = 1; other < world_size; ++other) remove_report(checkpoint, other);
     check_still_wanted(&abandoned);
     return join_problems({problem, checkpoint.commit(text, kept)});
   }
@@ -147,7 +145,7 @@ struct CheckpointSaver::Job {
   std::string begin_behind() const {
     after.wait();
     if (rank == 0 && !abandoned) return checkpoint.begin();
-    wait_for(std::filesystem::path(checkpoint.file("")).parent_path());
+    wait_for_path(std::filesystem::path(checkpoint.file("")).parent_path(), &abandoned);
     return "";
   }
 
@@ -175,26 +173,6 @@ struct CheckpointSaver::Job {
       part.tensors.back().pieces.push_back({file, written.offsets[i], contents[i].part});
     }
     return part;
-  }
-
-  void report(const Manifest& part) const {
-    const std::string path = checkpoint.file(report_name(rank));
-    write_file(path + ".partial", {format_manifest(part)});
-    std::filesystem::rename(path + ".partial", path);
-  }
-
-  Manifest wait_for_report(int64_t other) const {
-    const std::string path = checkpoint.file(report_name(other));
-    wait_for(path);
-    return parse_manifest_part(read_file(path, kLongestReport), path);
-  }
-
-  void wait_for(const std::string& path) const {
-    for (milliseconds pause(1); !std::filesystem::exists(path);
-         pause = std::min(pause * 2, milliseconds(50))) {
-      check_still_wanted(&abandoned);
-      std::this_thread::sleep_for(pause);
-    }
   }
 };
 
@@ -372,25 +350,31 @@ std::string CheckpointSaver::finish() {
 }
 
 std::string CheckpointSaver::finish_first() {
+  using Clock = std::chrono::steady_clock;
   Job& job = *jobs_.front();
+  const milliseconds timeout = state_.world().timeout();
   // Less than the group's timeout, so that a rank with little to write need not give up on another.
-  const milliseconds patience = std::min(milliseconds(1000), state_.world().timeout() / 4);
+  const milliseconds patience = std::min(milliseconds(1000), timeout / 4);
+  auto limit = Clock::time_point::max();
   std::string status = kBusy, failure, divergence, problem;
-  for (bool busy = true; busy && failure.empty() && divergence.empty();) {
+  // A save that has failed must end on all ranks, too: what a thread still writes by its path would
+  // otherwise be part of the next save of this step.
+  for (bool busy = true; busy;) {
     if (status == kBusy && job.outcome.wait_for(patience) == std::future_status::ready)
       status = job.outcome.get();
-    busy = false;
+    if (status == kBusy && Clock::now() > limit) status = kStuck;
     const auto statuses = all_gather_texts(state_.world(), status, "checkpoint end");
-    for (const std::string& other : statuses) busy = busy || other == kBusy;
+    busy = std::find(statuses.begin(), statuses.end(), kBusy) != statuses.end();
+    problem = first_of(kNoted, statuses);
+    if (job.abandoned) continue;  // later failures follow from the first
     failure = first_of(kFailed, statuses);
     divergence = first_of(kDiverged, statuses);
-    problem = first_of(kNoted, statuses);
-  }
-  if (!failure.empty() || !divergence.empty()) {
+    if (failure.empty() && divergence.empty()) continue;
     job.abandoned = true;
-    if (status == kBusy) job.outcome.wait();
-    if (state_.rank() == 0) job.checkpoint.discard();
+    limit = Clock::now() + timeout;
   }
+  if (status == kStuck) job.outcome.wait();  // the others time out in their next collective
+  if (job.abandoned && state_.rank() == 0) job.checkpoint.discard();
   jobs_.pop_front();
   require<FileError>(failure.empty(), "{}", failure);
   require<DivergenceError>(divergence.empty(), "{}", divergence);

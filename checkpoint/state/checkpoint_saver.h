@@ -57,11 +57,12 @@ class CheckpointSaver {
 
   /// Saves `tensors` as the state after progress.iteration. Collective over the world. All ranks
   /// throw FileError if any of them failed: earlier checkpoints are unchanged, and the next save
-  /// may be tried. The error is a DivergenceError if a weight is not finite. With `async` a failure
-  /// is reported by the next save() or finish() after it is known; by a save() that fails, too, in
-  /// its message. `may_skip`: options.when_busy decides what to do while the last save is in
-  /// progress; for state on a device, to wait means to wait for the save before the last. A save
-  /// that has failed on any rank is in progress on none.
+  /// may be tried. They throw once no rank writes any more; if the disk of a rank does not answer
+  /// within the group's timeout, only that rank waits on. The error is a DivergenceError if a
+  /// weight is not finite. With `async` a failure is reported by the next save() or finish() after
+  /// it is known; by a save() that fails, too, in its message. `may_skip`: options.when_busy
+  /// decides what to do while the last save is in progress; for state on a device, to wait means to
+  /// wait for the save before the last. A save that has failed on any rank is in progress on none.
   /// Without `may_skip` this save waits for all earlier ones.
   /// `unproven`: no loss has been computed with these weights yet, so the newest checkpoint before
   /// this one is kept, too.

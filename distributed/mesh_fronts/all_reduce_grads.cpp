@@ -1,5 +1,6 @@
 #include "lockstep/distributed/all_reduce_grads.h"
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <string_view>
@@ -156,6 +157,18 @@ std::map<RouteKey, Route> routes_of(const MeshParameters& model) {
   return routes;
 }
 
+/// Stages have different lists, so what several of them add, position by position, is compared
+/// apart.
+void check_same_on_stages(const Route& route, const ProcessGroup& group) {
+  const std::string stages = to_string(MeshAxis::pp);
+  if (std::find(route.axes.begin(), route.axes.end(), stages) == route.axes.end()) return;
+  if (route.mesh.size(stages) == 1) return;
+  std::vector<NamedParameter> params;
+  for (const MeshParameter* param : route.params)
+    params.push_back({param->name, param->tensor, param->description.value_or(ParamDescription{})});
+  check_same_parameters(params, group);
+}
+
 /// Multiplies the gradients of `params` and adds them over `group`, whose ranks have the same list.
 class GroupOfGrads {
  public:
@@ -243,8 +256,10 @@ void all_reduce_grads(const torch::nn::Module& module, const ParallelState& stat
   for (const auto& [key, route] : routes_of(model)) {
     const ProcessGroup group = route.mesh.get_group(route.axes);
     const ScalingFactor factor = {1, std::get<2>(key)};
-    groups.push_back(telling_outside(
-        group, state, [&, &params = route.params] { return GroupOfGrads(params, group, factor); }));
+    groups.push_back(telling_outside(group, state, [&, &own = route] {
+      check_same_on_stages(own, group);
+      return GroupOfGrads(own.params, group, factor);
+    }));
   }
   reduce(groups);
 }

@@ -40,10 +40,13 @@ void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh,
 /// The same for a module that describes its parameters: each gradient is reduced as
 /// mesh_parameters() says. Gradients with the same ranks and divisor are reduced together. A layer
 /// norm that is partial over tp is reduced over dp, cp and tp at once, an expert over edp. The
-/// ranks of a pipeline stage compare their lists; each group agrees on who has a gradient.
-/// Collective over the ranks of a stage, or over all ranks if something is reduced over pp. Also
-/// throws the UsageErrors of mesh_parameters(), and UsageError for a parameter that another front
-/// manages, naming both. What a stage or a group refuses also ends the ranks outside it, as above.
+/// ranks of a pipeline stage compare their lists; each group agrees on who has a gradient. A group
+/// of several stages also compares what it reduces (8 bytes per rank): CommunicationError on all
+/// its ranks, with the first difference, if names, order, shapes, dtypes or descriptions differ.
+/// Collective over the ranks of a stage, or over all ranks if something is reduced over pp: a stage
+/// that holds nothing of that kind is waited for until the timeout. Also throws the UsageErrors of
+/// mesh_parameters(), and UsageError for a parameter that another front manages, naming both. What
+/// a stage or a group refuses also ends the ranks outside it, as above.
 void all_reduce_grads(const torch::nn::Module& module, const ParallelState& state);
 
 }  // namespace lockstep

@@ -115,6 +115,20 @@ void ReducerBucket::take_zeros() {
     sparse_ = empty_sparse(params().front().tensor);
 }
 
+void ReducerBucket::refuse_sparse_not_finite() const {
+  const at::Tensor values = sparse_.values();
+  const at::Tensor bad = at::isfinite(values).logical_not().flatten();
+  const int64_t count = bad.sum().item<int64_t>();
+  if (count == 0) return;
+  const int64_t first = bad.to(at::kByte).argmax().item<int64_t>();
+  const int64_t entry = first / (values.numel() / values.size(0));
+  fail<UsageError>(
+      "gradient sync: {}: the gradient of '{}' on this rank has {} elements of {} that are NaN or "
+      "infinite, the first in row {}: {} (check_for_nan_in_grad)",
+      label(), params().front().name, count, values.numel(),
+      sparse_.indices()[0][entry].item<int64_t>(), values.flatten()[first].item<double>());
+}
+
 void ReducerBucket::start(CommHook* hook, int64_t divisor, const at::Tensor& sparse_rows) {
   const at::NoGradGuard no_grad;
   if (!hook && group_) {
@@ -122,6 +136,7 @@ void ReducerBucket::start(CommHook* hook, int64_t divisor, const at::Tensor& spa
     group_->start();
     return;
   }
+  if (!hook && settings_.check_for_nan) refuse_sparse_not_finite();
   AllReduceHook plain;
   finish_ = (hook ? *hook : plain).start(grad_bucket(divisor, sparse_rows));
   require<UsageError>(finish_ != nullptr, "communication hook '{}': returned nothing to wait for",

@@ -71,6 +71,7 @@ class ReducerBucket {
   size_t buffer_index(size_t place) const { return params().size() - 1 - place; }
   bool as_view() const { return settings_.gradient_as_bucket_view; }
   GradBucket grad_bucket(int64_t divisor, const at::Tensor& sparse_rows) const;
+  void refuse_sparse_not_finite() const;
 
   std::shared_ptr<const std::vector<NamedParameter>> params_;
   Settings settings_;

@@ -170,13 +170,13 @@ void GradSync::scale(double factor) {
 }
 
 void GradSync::set_force_all_reduce(bool on) {
-  for (BucketGroup& group : bucketing_.groups) group.set_force_all_reduce(on);
   forced_ = on;
   if (state_.phase() == GradSyncState::Phase::idle) note_forced();
 }
 
 void GradSync::note_forced() {
   if (!forced_) return;
+  for (BucketGroup& group : bucketing_.groups) group.set_force_all_reduce(*forced_);
   for (const auto& buffer : bucketing_.buffers) buffer->note_all_reduced(*forced_);
   forced_.reset();
 }

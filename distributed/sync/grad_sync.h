@@ -56,7 +56,8 @@ class GradSync final : private GradientObserver {
   void scale(double factor);
   /// After the reduction: UsageError naming the first gradient that was replaced since.
   void refuse_replaced();
-  /// See BucketGroup::set_force_all_reduce. Gradients that are reduced already stay what they are.
+  /// See BucketGroup::set_force_all_reduce. For steps that are idle or ready; gradients that are
+  /// reduced already stay what they are, and reductions() says how they were reduced.
   void set_force_all_reduce(bool on);
 
   GradSyncState& state() { return state_; }
@@ -88,6 +89,7 @@ class GradSync final : private GradientObserver {
   /// that is being reduced.
   void free_all_but(int64_t last);
   void finish_launched();
+  /// Does what set_force_all_reduce() has asked for.
   void note_forced();
   void refuse_offloaded(const char* call) const;
 

@@ -41,7 +41,19 @@ class ScratchFolder {
   std::string path_;
 };
 
-/// Whole tensors by name and state, assembled from the parts that ranks hold.
+/// Where two tensors differ; NaN equals NaN.
+at::Tensor differences(const at::Tensor& a, const at::Tensor& b) {
+  return a.ne(b).logical_and(a.isnan().logical_and(b.isnan()).logical_not());
+}
+
+/// A whole tensor, assembled from the parts that ranks hold: all [numel].
+struct WholeTensor {
+  at::Tensor values;    ///< fp64
+  at::Tensor held;      ///< whether a rank holds the element
+  at::Tensor disputed;  ///< whether ranks hold different values of it
+};
+
+/// Whole tensors by name and state.
 class WholeState {
  public:
   void add(const std::vector<StateTensor>& tensors) {
@@ -49,32 +61,57 @@ class WholeState {
     for (const StateTensor& tensor : tensors) add(tensor);
   }
 
-  const std::map<std::pair<std::string, std::string>, at::Tensor>& tensors() const {
+  const std::map<std::pair<std::string, std::string>, WholeTensor>& tensors() const {
     return tensors_;
   }
 
  private:
   void add(const StateTensor& tensor) {
-    const TensorBox whole = whole_box(tensor.part.box.shape);
-    at::Tensor& values = tensors_[{tensor.name, tensor.state}];
-    if (!values.defined()) values = at::full({whole.numel()}, NAN, at::kDouble);
+    const TensorBox box = whole_box(tensor.part.box.shape);
+    WholeTensor& whole = tensors_[{tensor.name, tensor.state}];
+    if (!whole.values.defined())
+      whole = {.values = at::zeros({box.numel()}, at::kDouble),
+               .held = at::zeros({box.numel()}, at::kBool),
+               .disputed = at::zeros({box.numel()}, at::kBool)};
     const at::Tensor part = tensor.values.detach().to(at::kDouble).flatten();
-    for_each_overlap({whole, {0, whole.numel()}}, tensor.part,
+    for_each_overlap({box, {0, box.numel()}}, tensor.part,
                      [&](int64_t to, int64_t from, int64_t count) {
                        const int64_t first = from - tensor.part.range.first;
-                       values.slice(0, to, to + count).copy_(part.slice(0, first, first + count));
+                       const at::Tensor own = part.slice(0, first, first + count);
+                       const at::Tensor values = whole.values.slice(0, to, to + count);
+                       const at::Tensor held = whole.held.slice(0, to, to + count);
+                       whole.disputed.slice(0, to, to + count)
+                           .logical_or_(held.logical_and(differences(values, own)));
+                       values.copy_(own);
+                       held.fill_(true);
                      });
   }
 
   std::mutex mutex_;
-  std::map<std::pair<std::string, std::string>, at::Tensor> tensors_;
+  std::map<std::pair<std::string, std::string>, WholeTensor> tensors_;
 };
+
+/// "3 of 64 elements, the first at 5"; empty: none of `elements`.
+std::string elements_text(const at::Tensor& elements) {
+  const int64_t count = elements.sum().item<int64_t>();
+  if (count == 0) return "";
+  return fmt::format("{} of {} elements, the first at {}", count, elements.numel(),
+                     elements.to(at::kByte).argmax().item<int64_t>());
+}
+
+/// Why the ranks hold no whole tensor; empty: they do.
+std::string fault_of(const WholeTensor& whole, const char* where) {
+  const std::string disputed = elements_text(whole.disputed);
+  if (!disputed.empty())
+    return fmt::format("{}, ranks hold different values of {}", where, disputed);
+  const std::string missing = elements_text(whole.held.logical_not());
+  return missing.empty() ? "" : fmt::format("{}, no rank holds {}", where, missing);
+}
 
 std::string difference(const at::Tensor& saved, const at::Tensor& loaded) {
   if (saved.numel() != loaded.numel())
     return fmt::format("{} elements were saved, {} are there", saved.numel(), loaded.numel());
-  const at::Tensor differs =
-      saved.ne(loaded).logical_and(saved.isnan().logical_and(loaded.isnan()).logical_not());
+  const at::Tensor differs = differences(saved, loaded);
   const int64_t count = differs.sum().item<int64_t>();
   if (count == 0) return "";
   const int64_t first = differs.to(at::kByte).argmax().item<int64_t>();
@@ -83,16 +120,24 @@ std::string difference(const at::Tensor& saved, const at::Tensor& loaded) {
       saved.numel(), first, saved[first].item<double>(), loaded[first].item<double>());
 }
 
+/// What is wrong with a tensor that was saved; empty: nothing. `loaded` is null if nothing has its
+/// name.
+std::string change_of(const WholeTensor& saved, const WholeTensor* loaded) {
+  if (const std::string fault = fault_of(saved, "where it was saved"); !fault.empty()) return fault;
+  if (loaded == nullptr) return "was saved, and nothing of the loaded model has this name";
+  if (const std::string fault = fault_of(*loaded, "after loading"); !fault.empty()) return fault;
+  return difference(saved.values, loaded->values);
+}
+
 std::vector<ChangedTensor> changes(const WholeState& saved, const WholeState& loaded) {
   std::vector<ChangedTensor> changed;
-  for (const auto& [key, values] : saved.tensors()) {
+  for (const auto& [key, whole] : saved.tensors()) {
     const auto found = loaded.tensors().find(key);
-    const std::string what = found == loaded.tensors().end()
-                                 ? "was saved, and nothing of the loaded model has this name"
-                                 : difference(values, found->second);
+    const std::string what =
+        change_of(whole, found == loaded.tensors().end() ? nullptr : &found->second);
     if (!what.empty()) changed.push_back({key.first, key.second, what});
   }
-  for (const auto& [key, values] : loaded.tensors())
+  for (const auto& [key, whole] : loaded.tensors())
     if (!saved.tensors().contains(key))
       changed.push_back({key.first, key.second, "is there, and was not saved"});
   return changed;

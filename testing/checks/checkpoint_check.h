@@ -8,7 +8,7 @@
 
 namespace lockstep::testing {
 
-/// A tensor that is not what was saved, or is missing.
+/// A tensor that is not what was saved, is missing, or is not the same on all ranks that hold it.
 struct ChangedTensor {
   std::string name;   ///< of the parameter or registered buffer
   std::string state;  ///< empty for its value, otherwise a part of the optimizer's state
@@ -32,7 +32,8 @@ std::string to_string(const CheckpointReport& report);
 /// folder, and trains one more step. Then loads the checkpoint on `loaded_on` into a model with
 /// other initial weights and makes the same step there. Compares each tensor, weights and optimizer
 /// state, bit for bit, and the loss of the step to options.tolerance. With the same layout twice it
-/// is a round trip, with two layouts a reshard.
+/// is a round trip, with two layouts a reshard. Also reports elements of which ranks hold different
+/// values: a checkpoint keeps one of them.
 ///
 /// options.optimizer is plain_sgd() by default, which keeps no state: choose the one that you train
 /// with. What is not a parameter, a registered buffer or part of the optimizer is not saved; a

@@ -45,8 +45,9 @@ std::optional<Finding> norm_fault(const Comparison& comparison, double& differen
   difference = 0;
   for (int64_t rank = 0; rank < comparison.layout.ranks; ++rank) {
     const double norm = comparison.of_rank(rank).norm;
-    const double off = std::abs(norm - expected) / std::max(expected, 1e-300);
-    if (!(off <= difference)) {
+    double off = std::abs(norm - expected) / std::max(expected, 1e-300);
+    if (std::isnan(off)) off = INFINITY;
+    if (off > difference) {
       difference = off;
       found = norm;
     }
@@ -121,8 +122,9 @@ Finding not_final(const Comparison& comparison, const std::string& message) {
 std::optional<Finding> compare_step(const Comparison& comparison, LayoutResult& result) {
   note(result.loss, loss_difference(comparison));
   if (auto fault = forward_fault(comparison)) return fault;
-  const std::string& message = comparison.ranks.front().not_final;
-  if (!message.empty()) return not_final(comparison, message);
+  const RunRecord& run = comparison.ranks.front();
+  const bool is_last = comparison.step + 1 == run.steps.size();  // all others were final
+  if (is_last && !run.not_final.empty()) return not_final(comparison, run.not_final);
   double difference = 0;
   auto fault = gradient_fault(comparison, difference);
   note(result.gradients, difference);

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cmath>
 #include <fstream>
-#include <thread>
 
 #include <ATen/ATen.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -16,7 +15,6 @@
 #include "lockstep/checkpoint/finite_values.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel_state/collectives.h"
-#include "lockstep/tests/support/file_size_limit.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -25,7 +23,6 @@
 namespace lockstep {
 namespace {
 
-using testing::FileSizeLimit;
 using testing::TemporaryFolder;
 using testing::throws_with;
 
@@ -99,85 +96,6 @@ TEST_F(CheckpointSaverTest, ABusySaveIsSkippedAndItsFailureReachesTheLoop) {
   EXPECT_TRUE(verify_checkpoint(into).empty());
 }
 
-/// Rank 0 waits for rank 1's report, which rank 1 cannot write.
-TEST_F(CheckpointSaverTest, ASaveThatAnotherRankFailedToWriteKeepsNobodyBusy) {
-  const std::string into = folder("failed"), elsewhere = folder("elsewhere");
-  std::filesystem::create_directories(elsewhere);
-  std::filesystem::create_directory_symlink(into + "/step_2.partial",
-                                            elsewhere + "/step_2.partial");
-  testing::run_ranks(2, [&](const ParallelState& state) {
-    CheckpointSaver saver(state, {.folder = state.rank() == 0 ? into : elsewhere,
-                                  .async = true,
-                                  .when_busy = AsyncWhenBusy::skip});
-    const at::Tensor values = at::full({1000}, 3.0F);
-    TrainingProgress progress;
-    progress.iteration = 1;
-    EXPECT_TRUE(saver.save(some_state(values), progress, Config{}, true).path.ends_with("step_1"));
-    progress.iteration = 2;
-    SaveResult result;
-    for (int tries = 0; result.path.empty() && tries < 500; ++tries) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      result = saver.save(some_state(values), progress, Config{}, true);
-    }
-    EXPECT_TRUE(result.path.ends_with("step_2")) << result.path;
-    EXPECT_TRUE(result.last_error.starts_with("rank 1: '" + elsewhere + "/step_1.partial/"))
-        << result.last_error;
-    if (result.path.empty()) return;
-    saver.finish();
-  });
-  EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_2"}));
-}
-
-/// Rank 1 cannot write step 1, and then rank 0 cannot make a folder for step 2.
-TEST_F(CheckpointSaverTest, AFailureIsToldByASaveThatFailsToo) {
-  const std::string into = folder("both"), elsewhere = folder("elsewhere");
-  std::filesystem::create_directories(elsewhere);
-  std::filesystem::create_directory_symlink(into + "/step_3.partial",
-                                            elsewhere + "/step_3.partial");
-  testing::run_ranks(2, [&](const ParallelState& state) {
-    CheckpointSaver saver(state, {.folder = state.rank() == 0 ? into : elsewhere, .async = true});
-    const std::vector<StateTensor> tensors = some_state(at::full({1000}, 3.0F));
-    TrainingProgress progress;
-    progress.iteration = 1;
-    saver.save(tensors, progress, Config{});
-    if (state.rank() == 0) folder_.write("both/step_2", "a file");
-    progress.iteration = 2;
-    const auto save = [&] { saver.save(tensors, progress, Config{}); };
-    EXPECT_TRUE(throws_with<FileError>(
-        save, "; the save before this one failed: rank 1: '" + elsewhere + "/step_1.partial/"));
-    EXPECT_TRUE(throws_with<FileError>(save, "rank 0: checkpoint '" + into + "/step_2': found"));
-    progress.iteration = 3;
-    EXPECT_EQ(saver.save(tensors, progress, Config{}).last_error, "");
-    saver.finish();
-  });
-  EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_3"}));
-}
-
-/// As on a full disk, which the loop needs for its metrics before the next save is due.
-TEST_F(CheckpointSaverTest, AnAsynchronousSaveThatFailsLeavesNoHalfWrittenShard) {
-  const std::string into = folder("half"), shard = into + "/step_1.partial/rank_00000.safetensors";
-  testing::run_ranks(1, [&](const ParallelState& state) {
-    CheckpointSaver saver(state, {.folder = into, .async = true});
-    const at::Tensor values = at::full({1 << 20}, 3.0F);
-    TrainingProgress progress;
-    progress.iteration = 1;
-    {
-      const FileSizeLimit limit(3 << 19);  // cuts the second block
-      saver.save(some_state(values), progress, Config{});
-      std::this_thread::sleep_for(std::chrono::seconds(1));
-      for (int tries = 0; std::filesystem::exists(shard) && tries < 500; ++tries)
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    EXPECT_TRUE(std::filesystem::exists(into + "/step_1.partial"));
-    EXPECT_FALSE(std::filesystem::exists(shard));
-    progress.iteration = 2;
-    EXPECT_EQ(saver.save(some_state(values), progress, Config{}).last_error,
-              "rank 0: '" + shard + "' cannot be written: File too large");
-    saver.finish();
-  });
-  EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_2"}));
-}
-
 /// Both ranks hold a copy; one of them writes it.
 TEST_F(CheckpointSaverTest, ADtypeThatCannotBeSavedIsNamedOnAllRanks) {
   const std::string into = folder("complex");
@@ -246,30 +164,6 @@ TEST_F(CheckpointSaverTest, StagesThatNameDifferentWeightsAlikeAreRefused) {
     EXPECT_EQ(CheckpointReader(folder(name)).manifest().tensors.size(), 4u) << name;
   for (const char* const name : {"alike", "one", "twice"})
     EXPECT_FALSE(has_checkpoint(folder(name))) << name;
-}
-
-TEST_F(CheckpointSaverTest, ASaveThatFailsFailsOnAllRanksAndLeavesTheLastOne) {
-  const std::string into = folder("failing");
-  testing::run_ranks(3, [&](const ParallelState& state) {
-    CheckpointSaver saver(state, {.folder = into});
-    const at::Tensor values = at::full({1000}, 3.0F);
-    TrainingProgress progress;
-    progress.iteration = 1;
-    saver.save(some_state(values), progress, Config{});
-    if (state.rank() == 0) {
-      std::filesystem::remove(into + "/latest");
-      std::filesystem::create_directories(into + "/latest/in the way");
-    }
-    progress.iteration = 2;
-    EXPECT_TRUE(throws_with<FileError>([&] { saver.save(some_state(values), progress, Config{}); },
-                                       "rank 0: '" + into + "/latest': found no regular"));
-    if (state.rank() == 0) std::filesystem::remove_all(into + "/latest");
-    progress.iteration = 3;
-    saver.save(some_state(values), progress, Config{});
-  });
-  EXPECT_EQ(complete_checkpoints(into),
-            (std::vector<std::string>{into + "/step_3", into + "/step_1"}));
-  EXPECT_FALSE(std::filesystem::exists(into + "/step_2.partial"));
 }
 
 TEST_F(CheckpointSaverTest, WeightsOfAnyRankThatAreNotFiniteAreNotSaved) {
@@ -355,25 +249,6 @@ TEST_F(CheckpointSaverTest, OneRunAtATimeHasAFolder) {
   const FolderLock lock(into);
   EXPECT_TRUE(throws_with<FileError>([&] { FolderLock{into}; },
                                      "process " + std::to_string(::getpid()) + ")"));
-}
-
-TEST_F(CheckpointSaverTest, FoldersThatALockHasMadeGoWithItIfTheyAreEmpty) {
-  for (const std::string end : {"", "/"}) {
-    const std::string outer = folder("outer"), inner = outer + "/middle/inner";
-    { const FolderLock lock(inner + end); }
-    EXPECT_FALSE(std::filesystem::exists(outer));
-    {
-      const FolderLock lock(inner + end);
-      std::ofstream(outer + "/middle/kept") << "something";
-    }
-    EXPECT_FALSE(std::filesystem::exists(inner));
-    EXPECT_TRUE(std::filesystem::exists(outer + "/middle/kept"));
-    std::filesystem::remove(outer + "/middle/kept");
-    // Folders that existed before stay, even if empty.
-    { const FolderLock lock(outer + "/middle" + end); }
-    EXPECT_TRUE(std::filesystem::is_empty(outer + "/middle"));
-    std::filesystem::remove_all(outer);
-  }
 }
 
 // Checkpoints inside it would never be found: it counts as its own newest.

@@ -221,11 +221,12 @@ TEST_F(CheckpointTest, InEveryPrecisionTheSameLayoutGoesOnBitForBit) {
 
 TEST_F(CheckpointTest, MasterWeightsCarryAChangeOfThePrecision) {
   const Layout& layout = layouts()[2];
-  const std::vector<double> expected = save(layout, folder("bf16"), {"train.precision=bf16"});
+  const std::vector<double> bf16 = save(layout, folder("bf16"), {"train.precision=bf16"});
   const std::vector<double> wide = load(layouts()[0], folder("bf16"), {"train.precision=fp32"});
-  for (size_t i = 0; i < wide.size(); ++i) EXPECT_NEAR(wide[i], expected[i], 0.05 * expected[i]);
-  save(layout, folder("fp32"), {"train.precision=fp32"});
-  EXPECT_EQ(load(layout, folder("fp32"), {"train.precision=bf16"}).size(), expected.size());
+  for (size_t i = 0; i < wide.size(); ++i) EXPECT_NEAR(wide[i], bf16[i], 0.05 * bf16[i]);
+  const std::vector<double> fp32 = save(layout, folder("fp32"), {"train.precision=fp32"});
+  const std::vector<double> narrow = load(layout, folder("fp32"), {"train.precision=bf16"});
+  for (size_t i = 0; i < narrow.size(); ++i) EXPECT_NEAR(narrow[i], fp32[i], 0.05 * fp32[i]);
   run_ranks(layout, {"train.precision=fp16", "optimizer.initial_loss_scale=64"},
             [&](Trainer& trainer, const ParallelState&) {
               CheckpointReader reader(folder("fp32"));
@@ -308,13 +309,8 @@ TEST_F(CheckpointTest, AnOptimizerWithoutStateResumes) {
   const std::string into = folder("sgd");
   const std::vector<std::string> sgd = {"optimizer.optimizer=sgd", "optimizer.sgd_momentum=0",
                                         "train.precision=fp32"};
-  save(layouts()[0], into, sgd);
-  run_ranks(layouts()[0], sgd, [&](Trainer& trainer, const ParallelState& state) {
-    CheckpointConfig checkpoint;
-    checkpoint.load = into;
-    EXPECT_TRUE(RunCheckpoints(checkpoint, "", state).load(trainer));
-    EXPECT_GT(trainer.iteration(), 0);
-  });
+  const std::vector<double> expected = save(layouts()[0], into, sgd);
+  EXPECT_EQ(load(layouts()[0], into, sgd), expected);
 }
 
 TEST_F(CheckpointTest, LayersThatTheModelDoesNotHaveAreNotDropped) {

@@ -169,7 +169,7 @@ void expect_all_ended(const ParallelSizes& sizes, const testing::RankBody& reduc
         reduce(state);
         all_reduce(state.world(), at::ones({}), ReduceOp::sum, "next").wait();
       },
-      {.sizes = sizes, .timeout = std::chrono::seconds(6)});
+      {.sizes = sizes});
   testing::expect_all_contain(errors, part, "");
 }
 

@@ -13,7 +13,7 @@
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/reducer.h"
 #include "lockstep/tests/support/described_params.h"
-#include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/support/open_ranks.h"
 #include "lockstep/tests/support/small_net.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -219,7 +219,7 @@ TEST(DistributedDataParallel, ABufferThatSharesMemoryWithATrainedParameterIsName
 
 TEST(DistributedDataParallel, AGradientThatIsNotFiniteIsNamedBeforeItSpreads) {
   for (const bool overlap : {true, false}) {
-    const auto errors = errors_of_ranks(3, [&](const ParallelState& state) {
+    const auto errors = testing::errors_of_open_ranks(3, [&](const ParallelState& state) {
       SmallNet net;
       DistributedDataParallelConfig config;
       config.check_for_nan_in_grad = true;

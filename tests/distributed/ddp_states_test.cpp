@@ -6,6 +6,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/distributed_data_parallel.h"
+#include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/distributed/grad_sync_state.h"
 #include "lockstep/distributed/param_and_grad_buffer.h"
 #include "lockstep/parallel_state/collectives.h"
@@ -98,16 +99,21 @@ TEST(DistributedDataParallel, AllReducesThatAreForcedAfterTheReductionBeginWithT
       for (const ElementRange& range : ddp.buffers().front()->reduced()) sum += range.numel();
       return sum;
     };
+    const auto reported = [&] {
+      return to_string(finalize_model_grads({&ddp}, at::ones({})).entries.front().operation);
+    };
     net.backward(state);
     ddp.finish_grad_sync();
     const int64_t shard = numel();
     ddp.set_force_all_reduce(true);
     EXPECT_EQ(numel(), shard);
+    EXPECT_EQ(reported(), "reduce-scatter sum");
     ddp.zero_grad_buffer();
     EXPECT_EQ(numel(), 2 * shard);
     net.backward(state);
     ddp.finish_grad_sync();
     EXPECT_TRUE(at::equal(net.weight.grad(), at::full({4}, 3, at::kDouble)));
+    EXPECT_EQ(reported(), "all-reduce sum");
   });
 }
 

@@ -8,7 +8,7 @@
 #include "lockstep/distributed/reducer.h"
 #include "lockstep/optimizer/clip_grad_norm.h"
 #include "lockstep/tests/support/described_params.h"
-#include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/support/open_ranks.h"
 
 namespace lockstep {
 namespace {
@@ -160,8 +160,8 @@ void call_to_the_end(const char* front, const FrontCall& call, DescribedParams& 
 
 TEST(DescribedRefusals, WhatOneRankRefusesEndsTheOthersToo) {
   for (const auto& [front, call] : kWithState) {
-    const auto errors =
-        errors_of_ranks(3, [&, &run = call, name = front](const ParallelState& state) {
+    const auto errors = testing::errors_of_open_ranks(
+        3, [&, &run = call, name = front](const ParallelState& state) {
           DescribedParams net;
           ParamDescription description;
           if (state.rank() == 1) description.gradient_states = {{dp, GradientState::complete}};

@@ -21,7 +21,6 @@ using testing::RankThreadOptions;
 
 RankThreadOptions over_tp() {
   RankThreadOptions options;
-  options.timeout = std::chrono::seconds(6);
   options.sizes.tensor = 2;
   return options;
 }

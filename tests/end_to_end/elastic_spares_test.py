@@ -10,7 +10,7 @@ import unittest
 
 from elastic_copies_test import COPIES, IN_MEMORY
 from elastic_test import COMMON, Elastic, numbers_of, settings
-from launch_test import alive
+from small_ranks import alive
 from support import LOCKSTEP, run
 
 

@@ -8,7 +8,7 @@ import subprocess
 import time
 import unittest
 
-from launch_test import TOGETHER, SmallRanks
+from small_ranks import TOGETHER, SmallRanks
 from support import LOCKSTEP, EndToEnd, clean_environment, end, metrics, run
 
 

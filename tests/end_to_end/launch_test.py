@@ -1,33 +1,17 @@
 """`lockstep launch`: its own starter, with small programs as ranks and with training, and its
 choice of torchrun."""
 
+import functools
 import json
 import os
-import pathlib
 import signal
 import socket
 import subprocess
-import sys
-import time
 import unittest
 
+from small_ranks import TOGETHER, SmallRanks, alive
 from support import LOCKSTEP, SOURCE, EndToEnd, clean_environment, end, metrics, run
 
-# A rank that writes how it was started; then it runs the Python code in the file RANK.do.
-RANK = """
-import json, os, pathlib, signal, sys, time
-folder, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
-def ignore(*signals):
-    for number in signals: signal.signal(number, lambda *_: None)
-partial = folder / (rank + ".partial")
-do = folder / (rank + ".do")
-code = do.read_text() if do.exists() else ""
-if "ignore" in code: ignore(signal.SIGTERM)
-partial.write_text(json.dumps({"arguments": sys.argv[2:], "process": os.getpid(),
-                               "environment": dict(os.environ)}))
-partial.rename(folder / (rank + ".started"))
-exec(code)
-"""
 # Ends with status 3 at a signal, and writes the signal's number.
 STOPS = """
 def stop(number, frame):
@@ -37,59 +21,6 @@ for number in (signal.SIGTERM, signal.SIGINT): signal.signal(number, stop)
 (folder / (rank + ".ready")).touch()
 time.sleep(60)
 """
-# Waits until all ranks have started.
-TOGETHER = """
-while len(list(folder.glob("*.started"))) < int(os.environ["WORLD_SIZE"]): time.sleep(0.01)
-"""
-
-
-def alive(process):
-    """Returns whether a process runs; a zombie that nobody has waited for does not."""
-    try:
-        text = pathlib.Path(f"/proc/{process}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return text.rpartition(")")[2].split()[0] != "Z"
-
-
-class SmallRanks(EndToEnd):
-    """Small programs as ranks."""
-
-    def setUp(self):
-        super().setUp()
-        self.program = self.folder / "a rank.py"
-        self.program.write_text(f"#!{sys.executable}\n{RANK}")
-        self.program.chmod(0o755)
-
-    def do(self, rank, code):
-        (self.folder / f"{rank}.do").write_text(code)
-
-    def command(self, ranks, *arguments, options=()):
-        return [str(word) for word in (LOCKSTEP, "launch", "-n", ranks, "--starter", "own",
-                                       "--program", self.program, *options, "--", self.folder,
-                                       *arguments)]
-
-    def launch(self, ranks, *arguments, options=(), **environment):
-        return run(*self.command(ranks, *arguments, options=options), **environment)
-
-    def begin(self, ranks):
-        process = subprocess.Popen(self.command(ranks), stderr=subprocess.PIPE,
-                                   env=clean_environment())
-        self.addCleanup(end, process)
-        return process
-
-    def started(self, rank):
-        return json.loads((self.folder / f"{rank}.started").read_text())
-
-    def wait_for(self, condition):
-        deadline = time.monotonic() + 60
-        while not condition():
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.01)
-
-    def wait_for_files(self, ranks, suffix):
-        self.wait_for(lambda: all((self.folder / f"{rank}.{suffix}").exists()
-                                  for rank in range(ranks)))
 
 
 class Launch(SmallRanks):
@@ -116,14 +47,19 @@ class Launch(SmallRanks):
                          ("::1", "29999"))
 
     def test_cores_are_shared_out_unless_the_user_has_done_so(self):
-        cores = len(os.sched_getaffinity(0))
-        for ranks, given, expected in ((1, None, cores), (2, None, max(1, cores // 2)),
-                                       (cores + 1, None, 1), (2, 5, 5)):
-            environment = clean_environment(OMP_NUM_THREADS=given)
-            if given is None:
-                del environment["OMP_NUM_THREADS"]
-            subprocess.run(self.command(ranks), env=environment, check=True)
-            self.assertEqual(self.started(0)["environment"]["OMP_NUM_THREADS"], str(expected))
+        usable = os.sched_getaffinity(0)
+        cores, one = len(usable), {min(usable)}
+        for ranks, given, allowed, expected in (
+                (1, None, usable, cores), (2, None, usable, max(1, cores // 2)),
+                (cores + 1, None, usable, 1), (2, 5, usable, 5), (1, None, one, 1),
+                (2, None, one, 1)):
+            with self.subTest(ranks=ranks, given=given, allowed=allowed):
+                environment = clean_environment(OMP_NUM_THREADS=given)
+                if given is None:
+                    del environment["OMP_NUM_THREADS"]
+                subprocess.run(self.command(ranks), env=environment, check=True,
+                               preexec_fn=functools.partial(os.sched_setaffinity, 0, allowed))
+                self.assertEqual(self.started(0)["environment"]["OMP_NUM_THREADS"], str(expected))
 
     def test_arguments_reach_the_ranks_as_they_are(self):
         arguments = ["two words", "", "--", "[a,b]", "--ranks", "5", "-n", "line\nbreak", "'\"$HOME",
@@ -214,7 +150,8 @@ class Launch(SmallRanks):
         processes = []
         for folder in others:
             folder.mkdir()
-            (folder / "0.do").write_text("time.sleep(1)")
+            (folder / "0.do").write_text(
+                "while not (folder / 'compared').exists(): time.sleep(0.01)")
             command = self.command(1)
             command[-1] = str(folder)
             processes.append(subprocess.Popen(command, env=clean_environment()))
@@ -230,6 +167,9 @@ class Launch(SmallRanks):
             server.listen()
         with socket.socket() as other, self.assertRaises(OSError):
             other.bind(("127.0.0.1", int(second["MASTER_PORT"])))
+        for folder in others:
+            (folder / "compared").touch()
+        self.assertEqual([process.wait(timeout=60) for process in processes], [0, 0])
 
     def test_a_program_that_is_not_there(self):
         self.program = self.folder / "none"
@@ -265,7 +205,6 @@ class Launch(SmallRanks):
                  "--max-restarts: found 1, allowed with --nodes 2: 0")):
             with self.subTest(arguments):
                 self.assert_failed(run(LOCKSTEP, "launch", *arguments), 2, part)
-
 
     def test_a_configuration_that_can_be_read_once_is_refused(self):
         pipe = self.folder / "pipe"

@@ -12,7 +12,7 @@ import threading
 import time
 import unittest
 
-from launch_test import SmallRanks
+from small_ranks import SmallRanks
 from support import LOCKSTEP, Ranks, clean_environment, end, free_port, metrics, run, torchrun
 
 SECRET = "what all ranks of this test know"

@@ -12,13 +12,13 @@
 
 #include "own_net.h"
 
-// Gradients against finite differences, communication and checkpoints of a user's own model.
+// Gradients against finite differences, and communication, of a user's own model.
 
 namespace lockstep::testing {
 namespace {
 
-using own_net::Mistake;
-using own_net::Net;
+using own_net::loss_of_net;
+using own_net::make_net;
 
 struct Scaled : torch::autograd::Function<Scaled> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
@@ -149,18 +149,9 @@ TEST(RankThreads, WhatAdjustThrowsIsTheRanksError) {
   EXPECT_EQ(bodies, 0);
 }
 
-auto make_net() {
-  return
-      [](const ParallelContext& context) { return std::make_shared<Net>(context, Mistake::none); };
-}
-
-auto loss_of_net() {
-  return [](Net& net, const StageInput& input) { return net.forward(input); };
-}
-
 TEST(StepCommunication, CountsWhatAStepSends) {
   const RankLayout layout = {.ranks = 4, .sizes = {.tensor = 2}};
-  const StepCommunication step = communication_of_step(make_net(), loss_of_net(), layout);
+  const StepCommunication step = communication_of_step(make_net, loss_of_net, layout);
   constexpr int64_t kBytes = 8, kMicrobatches = 2;
   const int64_t hidden = own_net::kLength * own_net::kSamples / 2 * own_net::kWidth * kBytes;
   // Forward reduces the row-parallel product, backward the input gradient of the column-parallel
@@ -224,7 +215,7 @@ TEST(StepCommunication, ShardedParametersAreGatheredAtTheirUse) {
   options.ddp.use_distributed_optimizer = true;
   options.ddp.data_parallel_sharding_strategy = ShardingStrategy::optim_grads_params;
   const StepCommunication step =
-      communication_of_step(make_net(), loss_of_net(), {.ranks = 2}, options);
+      communication_of_step(make_net, loss_of_net, {.ranks = 2}, options);
   // Forward and backward gather the blocks; gathered at once, each would be gathered once.
   EXPECT_GT(step.total(0, "all_gather", "dp-cp").calls, own_net::kBlocks + 1) << to_string(step, 0);
 }
@@ -277,111 +268,12 @@ TEST(RankLayouts, EveryCheckRefusesVirtualStages) {
   const RankLayout one = {}, chunks = {.ranks = 2, .sizes = {.pipeline = 2, .virtual_pipeline = 2}};
   const std::string found = "sizes.virtual_pipeline: found 2";
   EXPECT_TRUE(
-      throws_with<ConfigError>([&] { check_layouts(make_net(), loss_of_net(), {chunks}); }, found));
+      throws_with<ConfigError>([&] { check_layouts(make_net, loss_of_net, {chunks}); }, found));
   EXPECT_TRUE(throws_with<ConfigError>(
-      [&] { communication_of_step(make_net(), loss_of_net(), chunks); }, found));
+      [&] { communication_of_step(make_net, loss_of_net, chunks); }, found));
   for (const auto& [from, to] : {std::pair(one, chunks), std::pair(chunks, one)})
     EXPECT_TRUE(throws_with<ConfigError>(
-        [&, &from = from, &to = to] { check_checkpoint(make_net(), loss_of_net(), from, to); },
-        found));
-}
-
-TEST(CheckpointCheck, ShardedParametersAreSavedAndLoaded) {
-  CheckOptions options;
-  options.optimizer = {};
-  options.ddp.use_distributed_optimizer = true;
-  const RankLayout one = {}, dp = {.ranks = 2};
-  for (const ShardingStrategy strategy :
-       {ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params}) {
-    options.ddp.data_parallel_sharding_strategy = strategy;
-    for (const auto& [from, to] : {std::pair(dp, dp), std::pair(one, dp), std::pair(dp, one)}) {
-      const CheckpointReport report =
-          check_checkpoint(make_net(), loss_of_net(), from, to, options);
-      EXPECT_TRUE(report.ok()) << to_string(strategy) << ": " << to_string(report);
-    }
-  }
-}
-
-TEST(CheckpointCheck, RoundTripsAndReshardsKeepEveryBit) {
-  CheckOptions options;
-  options.optimizer = {};
-  const RankLayout one = {}, tp = {.ranks = 2, .sizes = {.tensor = 2}},
-                   all = {.ranks = 4, .sizes = {.tensor = 2, .pipeline = 2}};
-  for (const auto& [from, to] : {std::pair(tp, tp), std::pair(one, all), std::pair(all, one)}) {
-    const CheckpointReport report = check_checkpoint(make_net(), loss_of_net(), from, to, options);
-    EXPECT_TRUE(report.ok()) << to_string(report);
-    EXPECT_NEAR(report.next_loss, report.loaded_loss, 1e-10);
-  }
-}
-
-TEST(CheckpointCheck, ALossThatIsAMeanIsThatOfTheGlobalBatchOnEveryLayout) {
-  CheckOptions mean, average;
-  mean.ddp.calculate_per_token_loss = false;
-  average.ddp.average_in_collective = true;
-  const auto make = [](const ParallelContext& context) {
-    return std::make_shared<Net>(context, Mistake::mean_loss);
-  };
-  const auto loss = [](Net& net, const StageInput& input) {
-    const at::Tensor output = net.forward(input);
-    return output.dim() == 0 ? output / 2 : output;  // micro-batches
-  };
-  const RankLayout one = {}, dp = {.ranks = 2}, both = {.ranks = 4, .sizes = {.pipeline = 2}};
-  for (const CheckOptions& options : {mean, average}) {
-    const CheckpointReport alone = check_checkpoint(make, loss, one, one, options);
-    EXPECT_TRUE(alone.ok()) << to_string(alone);
-    for (const auto& [from, to] : {std::pair(dp, one), std::pair(one, dp), std::pair(both, one)}) {
-      const CheckpointReport report = check_checkpoint(make, loss, from, to, options);
-      EXPECT_TRUE(report.ok()) << to_string(report);
-      EXPECT_NEAR(report.next_loss, alone.next_loss, 1e-9) << to_string(report);
-    }
-  }
-}
-
-/// Keeps a number that is not saved.
-struct Counting : torch::nn::Module {
-  explicit Counting(double of_step = 1) : share(of_step) {
-    scale = register_parameter("scale", at::ones({3}, at::kDouble));
-  }
-  at::Tensor loss() { return (scale * (1 + share * static_cast<double>(++calls))).sum(); }
-  double share;
-  at::Tensor scale;
-  int64_t calls = 0;
-};
-
-TEST(CheckpointCheck, ShowsWhatIsNotSaved) {
-  const CheckpointReport report = check_checkpoint_round_trip(
-      [](const ParallelContext&) { return std::make_shared<Counting>(); },
-      [](Counting& model, const StageInput&) { return model.loss(); }, RankLayout{});
-  EXPECT_FALSE(report.ok());
-  EXPECT_TRUE(report.changed.empty());
-  EXPECT_NE(to_string(report).find("keeps something else"), std::string::npos);
-}
-
-TEST(CheckpointCheck, ComparesTheLossToTheTolerance) {
-  CheckOptions options;
-  for (const auto& [tolerance, ok] : {std::pair(1e-12, false), std::pair(1e-8, true)}) {
-    options.tolerance = tolerance;
-    const CheckpointReport report = check_checkpoint_round_trip(
-        [](const ParallelContext&) { return std::make_shared<Counting>(1e-10); },
-        [](Counting& model, const StageInput&) { return model.loss(); }, RankLayout{}, options);
-    EXPECT_EQ(report.ok(), ok) << to_string(report);
-  }
-}
-
-TEST(CheckpointCheck, NamesWhatALayoutCannotLoad) {
-  const CheckpointReport report = check_checkpoint(
-      [](const ParallelContext& context) {
-        struct Model : DescribedModule {
-          explicit Model(int64_t rows) {
-            register_described_parameter("table", at::ones({rows, 2}, at::kDouble), {});
-          }
-        };
-        return std::make_shared<Model>(context.state.world_size());
-      },
-      [](torch::nn::Module& model, const StageInput&) { return model.parameters()[0].sum(); },
-      RankLayout{}, RankLayout{.ranks = 2});
-  EXPECT_FALSE(report.ok());
-  EXPECT_NE(report.error.find("table"), std::string::npos) << report.error;
+        [&, &from = from, &to = to] { check_checkpoint(make_net, loss_of_net, from, to); }, found));
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
 
 #include <ATen/ATen.h>
@@ -147,16 +146,47 @@ TEST(LayoutCheck, GradientsThatAreNotFinalOnSomeStagesAreNamed) {
   options.ddp.calculate_per_token_loss = false;
   options.finalize = [](torch::nn::Module&, DistributedDataParallel& ddp,
                         const std::optional<at::Tensor>&) { ddp.finish_grad_sync(); };
-  const LayoutReport report = check_layouts(
-      [](const ParallelContext& context) {
-        return std::make_shared<own_net::Net>(context, own_net::Mistake::none);
-      },
-      [](own_net::Net& net, const StageInput& input) { return net.forward(input); },
-      {{.ranks = 4, .sizes = {.pipeline = 4}}}, options);
+  const LayoutReport report = check_layouts(own_net::make_net, own_net::loss_of_net,
+                                            {{.ranks = 4, .sizes = {.pipeline = 4}}}, options);
   ASSERT_FALSE(report.ok());
   const Finding& culprit = *report.layouts.front().culprit;
   EXPECT_EQ(culprit.pass, "finalize") << to_string(report);
   EXPECT_EQ(culprit.parameter, "table") << to_string(report);
+}
+
+TEST(LayoutCheck, GradientsThatAreNotFinalInTheSecondStepAreThoseOfTheSecondStep) {
+  CheckOptions options;
+  options.ddp.calculate_per_token_loss = false;
+  options.finalize = [](torch::nn::Module&, DistributedDataParallel& ddp,
+                        const std::optional<at::Tensor>&) {
+    thread_local int64_t calls = 0;  // of a rank
+    if (++calls == 2)
+      ddp.finish_grad_sync();
+    else
+      finalize_model_grads({&ddp});
+  };
+  const LayoutReport report = check_layouts(own_net::make_net, own_net::loss_of_net,
+                                            {{.ranks = 4, .sizes = {.pipeline = 4}}}, options);
+  ASSERT_FALSE(report.ok());
+  const Finding& culprit = *report.layouts.front().culprit;
+  EXPECT_EQ(culprit.pass, "finalize") << to_string(report);
+  EXPECT_EQ(culprit.parameter, "table") << to_string(report);
+  EXPECT_EQ(culprit.step, 1) << to_string(report);
+}
+
+TEST(LayoutCheck, ANaNOnOneRankIsFoundWhicheverRankItIs) {
+  for (const int64_t at_fault : {0, 1}) {
+    std::vector<at::Tensor> weights;
+    CheckOptions options;
+    options.finalize = [=](torch::nn::Module& module, DistributedDataParallel& ddp,
+                           const std::optional<at::Tensor>& num_tokens) {
+      finalize_model_grads({&ddp}, num_tokens);
+      if (ddp.parallel_state().rank() == at_fault) module.parameters()[0].mutable_grad().fill_(NAN);
+    };
+    const LayoutReport report = check_linear(1, weights, options);
+    ASSERT_FALSE(report.ok());
+    EXPECT_EQ(report.layouts.front().culprit->parameter, "weight") << to_string(report);
+  }
 }
 
 TEST(LayoutCheck, WhatARankThrowsIsAFindingWhateverItsType) {
@@ -206,14 +236,11 @@ class Mistakes : public ::testing::TestWithParam<own_net::Case> {};
 
 TEST_P(Mistakes, AreNamedWithTheirParameter) {
   const own_net::Case& of = GetParam();
-  const auto begin = std::chrono::steady_clock::now();
   const LayoutReport report = own_net::check(of.mistake, {of.layout});
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   ASSERT_TRUE(report.layouts.front().culprit.has_value()) << of.name;
   const Finding& culprit = *report.layouts.front().culprit;
   EXPECT_EQ(culprit.parameter, of.parameter) << of.name << ": " << to_string(report);
   EXPECT_NE(culprit.text.find(of.text), std::string::npos) << of.name << ": " << to_string(report);
-  EXPECT_LT(seconds.count(), 10) << of.name;
 }
 
 INSTANTIATE_TEST_SUITE_P(OfUsers, Mistakes, ::testing::ValuesIn(own_net::mistakes()),

@@ -71,6 +71,14 @@ class Net : public lockstep::DescribedModule {
   std::vector<std::shared_ptr<Block>> blocks_;
 };
 
+/// A Net without mistakes, as the checks take it.
+inline std::shared_ptr<Net> make_net(const lockstep::ParallelContext& context) {
+  return std::make_shared<Net>(context, Mistake::none);
+}
+inline at::Tensor loss_of_net(Net& net, const lockstep::testing::StageInput& input) {
+  return net.forward(input);
+}
+
 /// A mistake, where it shows, and the expected finding of the check.
 struct Case {
   std::string name;

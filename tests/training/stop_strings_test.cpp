@@ -31,6 +31,22 @@ TEST(StopStrings, EndTheTextBeforeTheFirstOfThemWhereverItIsCut) {
   EXPECT_EQ(stopped("text", {}, 2), "text");
 }
 
+TEST(StopStrings, TheOneThatIsCompleteFirstCountsWhereverTheTextIsCut) {
+  const struct {
+    std::string text;
+    std::vector<std::string> strings;
+    std::string expected;
+  } cases[] = {
+      {"abcd!", {"abcd", "bc"}, "a"},    {"a</s>b", {"</s>", "s"}, "a</"},
+      {"xabc", {"bc", "abc"}, "x"},  // complete at the same place: the longest
+      {"xabc", {"abc", "c", "bc"}, "x"}, {"abcabd", {"abd", "bca", "abcabd"}, "a"},
+      {"aab", {"aaab", "b"}, "aa"},  // what was held back for one ends with another
+  };
+  for (const auto& [text, strings, expected] : cases)
+    for (size_t size = 1; size <= 8; ++size)
+      EXPECT_EQ(stopped(text, strings, size), expected) << text << " in pieces of " << size;
+}
+
 TEST(StopStrings, HoldBackNoMoreThanMayBeTheBeginningOfOne) {
   StopStrings stop({"aab"});
   EXPECT_EQ(stop.add("xa"), "x");

@@ -11,6 +11,7 @@
 #include <ATen/Parallel.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/usable_cores.h"
 #include "lockstep/training/link_trials.h"
 #include "lockstep/training/operator_trials.h"
 #include "lockstep/training/step_trials.h"
@@ -229,10 +230,10 @@ std::vector<Machine::Efficiency> shares_of(const std::vector<Machine::Times>& al
 }  // namespace
 
 Machine calibrate(const CalibrationOptions& options) {
-  const auto cores = static_cast<int64_t>(std::max(1U, std::thread::hardware_concurrency()));
+  const int64_t cores = usable_cores();
   require<ConfigError>(options.ranks >= 1 && options.ranks <= cores,
-                       "ranks of this host: found {}, allowed: 1 to {}, its cores", options.ranks,
-                       cores);
+                       "ranks of this host: found {}, allowed: 1 to {}, its usable cores",
+                       options.ranks, cores);
   const int before = at::get_num_threads(), threads = static_cast<int>(cores / options.ranks);
   const std::vector<OperatorTrial> trials = operator_trials();
   CalibrationOptions half = options;  // of the time: operators are measured twice

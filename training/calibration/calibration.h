@@ -9,7 +9,7 @@
 namespace lockstep {
 
 struct CalibrationOptions {
-  /// Ranks of this host, which share its cores: each has (cores / ranks) threads.
+  /// Ranks of this host, which share its usable cores: each has (cores / ranks) threads.
   int64_t ranks = 2;
   /// Duration of each measurement, in two parts; there are about a hundred.
   double seconds_each = 0.15;

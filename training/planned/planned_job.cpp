@@ -12,6 +12,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/context_parallel_rules.h"
+#include "lockstep/core/usable_cores.h"
 #include "lockstep/datasets/batch_sizes.h"
 #include "lockstep/parallel_state/job_program.h"
 #include "lockstep/parallel_state/planned_rank.h"
@@ -224,7 +225,7 @@ std::vector<uint32_t> programs_of(const Config& config, const RankGrids& grids, 
   return programs;
 }
 
-/// Calls body(i) for i < count on as many threads as there are processors; throws the first error.
+/// Calls body(i) for i < count on a thread for each usable core; throws the first error.
 void in_threads(size_t count, const std::function<void(size_t)>& body) {
   std::atomic<size_t> next = 0;
   std::mutex mutex;
@@ -239,8 +240,8 @@ void in_threads(size_t count, const std::function<void(size_t)>& body) {
       }
   };
   std::vector<std::thread> threads;
-  const size_t processors = std::max(1U, std::thread::hardware_concurrency());
-  for (size_t i = 1; i < std::min(count, processors); ++i) threads.emplace_back(work);
+  const auto cores = static_cast<size_t>(usable_cores());
+  for (size_t i = 1; i < std::min(count, cores); ++i) threads.emplace_back(work);
   work();
   for (std::thread& thread : threads) thread.join();
   if (error) std::rethrow_exception(error);

@@ -56,8 +56,13 @@ CommHook::Finish CompressHook::start(const GradBucket& bucket) {
   if (bucket.buffer.layout() == at::kSparse) return inner_->start(bucket);
   GradBucket compressed = bucket;
   compressed.buffer = bucket.buffer.to(dtype_);
-  return [finish = inner_->start(compressed), buffer = bucket.buffer] {
-    return at::Tensor(buffer).copy_(finish());
+  Finish finish = inner_->start(compressed);
+  if (!finish) return nullptr;
+  return [finish = std::move(finish), buffer = bucket.buffer] {
+    const at::Tensor result = finish();
+    // The bucket refuses another size, which copy_() might expand.
+    if (!result.defined() || result.numel() != buffer.numel()) return result;
+    return at::Tensor(buffer).copy_(result.reshape(-1));
   };
 }
 
