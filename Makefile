@@ -84,7 +84,7 @@ sanitized: build ## Run the tests with libraries that a sanitizer watches (SANIT
 	@scripts/setup fuzz
 	@.venv/bin/python tests/sanitizers/run.py $(or $(SANITIZER),address) --build $(BUILD)
 
-mutants: build ## Seed bugs, one at a time: the fast tests must see 95 % of them
+mutants: build ## Seed bugs, one at a time: the tests must see 95 % of them
 	@.venv/bin/python tests/mutants/run.py --build $(BUILD)
 
 bench: build ## Run the benchmarks: ours and its peer side by side

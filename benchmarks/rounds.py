@@ -1,35 +1,31 @@
 """Runs programs of several ranks on this machine, and prints what a benchmark measured."""
 
 import os
-import socket
+import pathlib
 import statistics
-import subprocess
 import sys
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "scripts"))
+from gpu_checks.commands import free_port, run_all  # noqa: E402
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+SECONDS = 300  # that a program may take
 
 
 def run_ranks(command, ranks, environment=(), rank_environment=lambda rank: {},
               prefix=lambda rank: []):
     """Returns rank 0's standard output. Each rank is a process that runs prefix(rank) followed by
     `command`, with torchrun's environment, `environment` and rank_environment(rank)."""
-    port, processes = free_port(), []
-    for rank in range(ranks):
-        variables = os.environ | {
-            "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(ranks), "MASTER_PORT": str(port), "MASTER_ADDR": "127.0.0.1",
-            "OMP_NUM_THREADS": "1", **dict(environment), **rank_environment(rank)}
-        processes.append(subprocess.Popen([*prefix(rank), *(str(word) for word in command)],
-                                          env=variables, stdout=subprocess.PIPE,
-                                          stderr=subprocess.PIPE))
-    outputs = [process.communicate(timeout=300) for process in processes]
-    if any(process.returncode for process in processes):
-        sys.exit("\n".join(error.decode()[-2000:] for _, error in outputs))
-    return outputs[0][0].decode()
+    port = free_port()
+    results = run_all([([*prefix(rank), *command], os.environ | {
+        "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(ranks), "MASTER_PORT": str(port), "MASTER_ADDR": "127.0.0.1",
+        "OMP_NUM_THREADS": "1", **dict(environment), **rank_environment(rank)})
+        for rank in range(ranks)], SECONDS)
+    failed = [f"rank {rank}: {result.reason()}\n{result.error[-2000:]}"
+              for rank, result in enumerate(results) if result.status != 0]
+    if failed:
+        sys.exit("\n".join(failed))
+    return results[0].output
 
 
 def show(name, values, at_most=None):

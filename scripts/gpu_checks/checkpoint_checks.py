@@ -4,6 +4,7 @@ import json
 
 from . import layouts
 from .commands import CommandFailed
+from .report import one_line
 
 HALF = layouts.STEPS // 2
 ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -11,13 +12,18 @@ ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 def resume(context, layout, config, recorded):
     """Runs half of the steps, saves asynchronously, and runs the rest from the checkpoint. The
-    losses must be those of the recorded curve, as if there were no interruption."""
+    losses must be those of the recorded curve, as if there were no interruption. So are those of a
+    run that begins anew; rank 0 must say that it does not."""
     name = layout.name.replace(" ", "-").replace(",", "")
     output, saved = context.folder / f"resumed-{name}", context.folder / f"saved-{name}"
     command = layouts.train_command(context.bundle, config, layout, context.device, output)
     command += ["--set", f"checkpoint.save={saved}", "--set", "checkpoint.async_save=true"]
     context.train([*command, "--set", f"train.train_iters={HALF}"], layout.ranks, layout.seconds)
-    context.train([*command, "--set", f"checkpoint.load={saved}"], layout.ranks, layout.seconds)
+    rest = context.train([*command, "--set", f"checkpoint.load={saved}"], layout.ranks,
+                         layout.seconds)
+    wanted = f"loaded {saved}/step_{HALF}, iteration {HALF}"
+    if wanted not in rest[0].error.splitlines():
+        raise CommandFailed(f"rank 0 does not say {wanted!r}: {one_line(rest[0].error)}")
     good, told = layouts.compare(layout, layouts.curve(output), recorded)
     if not good:
         raise CommandFailed(told)

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import os
+import pathlib
 import queue
+import random
 import signal
 import socket
 import subprocess
@@ -11,6 +13,9 @@ import threading
 import time
 
 from .report import one_line
+
+# The first and the last port that the system gives to connections of programs that name none.
+PORTS_OF_SYSTEM = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class CommandFailed(Exception):
@@ -74,9 +79,23 @@ def run(command, environment, seconds, cwd=None):
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Returns a free port. Nothing holds it until the ranks use it, so the system must not give it
+    to another program's connection: it is outside that range, if anything is. The search begins at
+    random, because others may search at the same time."""
+    try:
+        first, last = map(int, PORTS_OF_SYSTEM.read_text().split())
+    except OSError:
+        first, last = 32768, 60999  # Linux's default
+    ports = [*range(10000, first), *range(last + 1, 65536)] or list(range(10000, 65536))
+    begin = random.randrange(len(ports))
+    for port in ports[begin:] + ports[:begin]:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+                return port
+            except OSError:
+                continue
+    raise CommandFailed(f"none of {len(ports)} ports is free")
 
 
 def rank_environment(rank, ranks, port, one_gpu):
@@ -90,22 +109,36 @@ def rank_environment(rank, ranks, port, one_gpu):
     return {name: str(value) for name, value in variables.items()}
 
 
+def run_all(programs, seconds):
+    """Runs programs, each a command with its environment, at once; returns the Result of each. None
+    of them waits for another one's output to be read, and none outlives the call."""
+    started, processes, threads = time.monotonic(), [], []
+    results = [None] * len(programs)
+
+    def wait(index):
+        results[index] = finish(processes[index], started + seconds, started)
+
+    try:
+        for index, (command, environment) in enumerate(programs):
+            processes.append(start(command, environment))
+            threads.append(threading.Thread(target=wait, args=(index,)))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                end(process)
+        for thread in threads:
+            thread.join()
+    return results
+
+
 def run_ranks(command, ranks, environment, seconds, one_gpu=False):
     """Returns the Result of each rank."""
-    port, started = free_port(), time.monotonic()
-    processes = [start(command, environment | rank_environment(rank, ranks, port, one_gpu))
-                 for rank in range(ranks)]
-    results = [None] * ranks
-
-    def wait(rank):
-        results[rank] = finish(processes[rank], started + seconds, started)
-
-    threads = [threading.Thread(target=wait, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    port = free_port()
+    return run_all([(command, environment | rank_environment(rank, ranks, port, one_gpu))
+                    for rank in range(ranks)], seconds)
 
 
 def all_ranks_need(results):

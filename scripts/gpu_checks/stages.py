@@ -75,7 +75,10 @@ class Context:
         return results
 
     def train(self, command, ranks, seconds, environment=None):
-        all_ranks_need(self.run_ranks(command, ranks, seconds, environment))
+        """Returns the Result of each rank."""
+        results = self.run_ranks(command, ranks, seconds, environment)
+        all_ranks_need(results)
+        return results
 
     def _log(self, command, results: list[Result]):
         words = " ".join(str(word) for word in command)

@@ -6,10 +6,13 @@ import importlib.util
 import io
 import json
 import math
+import os
 import pathlib
+import socket
 import statistics
 import sys
 import tempfile
+import time
 import types
 import unittest
 from unittest import mock
@@ -20,7 +23,9 @@ sys.path.insert(0, str(SOURCE / "benchmarks"))
 sys.modules["peer_wrappers"] = types.SimpleNamespace(KINDS=["ddp", "zero"])
 
 import peers  # noqa: E402
+import rounds  # noqa: E402
 import step_times  # noqa: E402
+from gpu_checks import commands  # noqa: E402
 
 
 def script(name):
@@ -96,6 +101,72 @@ class Peers(unittest.TestCase):
         self.assertIn("zero: does not count, its losses differ by nan", told)
         self.assertNotIn("ours-sharded /", told)
         self.assertRegex(told, r"ours / the fastest of them +0\.250 ")
+
+
+class Ranks(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+
+    def program(self, *lines):
+        path = self.folder / "program"
+        path.write_text("\n".join(["#!/bin/sh", f"cd '{self.folder}'", *lines, ""]))
+        path.chmod(0o755)
+        return path
+
+    def run_ranks(self, program, seconds):
+        with mock.patch.object(rounds, "SECONDS", seconds):
+            return rounds.run_ranks([program], 2)
+
+    def process_of(self, rank):
+        return pathlib.Path("/proc", (self.folder / f"process{rank}").read_text().strip())
+
+    def test_a_rank_with_much_to_say_keeps_no_other_waiting(self):
+        program = self.program('[ "$RANK" = 0 ] || { head -c 300000 /dev/zero >&2; : > told; }',
+                               "until [ -e told ]; do sleep 0.02; done", "echo rank $RANK")
+        self.assertEqual(self.run_ranks(program, 60), "rank 0\n")
+
+    def test_ranks_that_are_late_end_and_are_told(self):
+        program = self.program("echo $$ > process$RANK", "echo rank $RANK waits >&2",
+                               "exec sleep 60")
+        with self.assertRaises(SystemExit) as end:
+            self.run_ranks(program, 4)
+        for rank in range(2):
+            self.assertRegex(end.exception.code,
+                             rf"rank {rank}: not done within \d+ s; rank {rank} waits")
+            self.assertFalse(self.process_of(rank).exists())
+
+    def test_no_rank_is_left_if_another_cannot_start(self):
+        program = self.program("echo $$ > process0", "exec sleep 60")
+        told, real = self.folder / "process0", commands.start
+
+        def start(command, environment):
+            process = real(command, environment)
+            while not told.exists() or not told.read_text().endswith("\n"):
+                time.sleep(0.01)
+            return process
+        with mock.patch.object(commands, "start", start), self.assertRaises(FileNotFoundError):
+            rounds.run_all([([program], dict(os.environ)), (["/no/such"], {})], 60)
+        self.assertFalse(self.process_of(0).exists())
+
+    def test_the_system_gives_a_free_port_to_nobody_else(self):
+        range_of_system = self.folder / "range"
+        with mock.patch.object(commands, "PORTS_OF_SYSTEM", range_of_system):
+            for text, allowed in ((None, [*range(10000, 32768), *range(61000, 65536)]),
+                                  ("20000\t65535\n", range(10000, 20000)),
+                                  ("1024 64000", range(64001, 65536)),
+                                  ("1024 65535", range(10000, 65536))):
+                if text:
+                    range_of_system.write_text(text)
+                for _ in range(9):
+                    self.assertIn(rounds.free_port(), allowed, text)
+            range_of_system.write_text("10001 65535")
+            with socket.socket() as taken:
+                with contextlib.suppress(OSError):  # another program has it already
+                    taken.bind(("127.0.0.1", 10000))
+                with self.assertRaisesRegex(commands.CommandFailed, "none of 1 ports is free"):
+                    rounds.free_port()
 
 
 class Steps(unittest.TestCase):

@@ -1,12 +1,11 @@
 #include <gtest/gtest.h>
 
-#include <cstdio>
-#include <fstream>
 #include <set>
 
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/config_rules.h"
 #include "lockstep/core/error.h"
+#include "lockstep/tests/support/temporary_folder.h"
 
 namespace lockstep {
 namespace {
@@ -122,10 +121,9 @@ TEST(Config, MissingFileIsNamed) {
 }
 
 TEST(Config, FilesAreRead) {
-  const std::string path = ::testing::TempDir() + "lockstep_config_test.textproto";
-  std::ofstream(path) << "model { num_layers: 7 }";
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.write("config.textproto", "model { num_layers: 7 }");
   EXPECT_EQ(load_config(path).model.num_layers, 7);
-  std::remove(path.c_str());
 }
 
 TEST(Config, OverridesReplaceAndTheLastWins) {

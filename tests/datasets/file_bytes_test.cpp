@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <string>
 
 #include "lockstep/datasets/mapped_files.h"
+#include "lockstep/tests/support/temporary_folder.h"
 
 namespace lockstep {
 namespace {
@@ -17,15 +17,15 @@ namespace {
 constexpr uintmax_t kMapped = 65u << 20;
 
 /// A sparse file of zeros, large enough to be mapped.
-std::string sparse_file(const char* name) {
-  const std::string path = ::testing::TempDir() + name;
-  std::ofstream(path).close();
+std::string sparse_file(const testing::TemporaryFolder& folder, const char* name) {
+  std::string path = folder.write(name, "");
   std::filesystem::resize_file(path, kMapped);
   return path;
 }
 
 TEST(FileBytesDeathTest, AMappedFileThatBecomesShorterEndsTheProcessWithItsNameAndTheByte) {
-  const std::string path = sparse_file("shrinks"), other = sparse_file("stays");
+  const testing::TemporaryFolder folder;
+  const std::string path = sparse_file(folder, "shrinks"), other = sparse_file(folder, "stays");
   const auto read_what_has_gone = [&] {
     tell_faults_of_mapped_files();
     const FileBytes stays(other), shrinks(path);

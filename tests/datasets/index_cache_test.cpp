@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <random>
@@ -116,19 +117,28 @@ TEST_F(CachedIndex, OneOfManyThreadsBuilds) {
 }
 
 TEST_F(CachedIndex, OneOfManyProcessesBuilds) {
+  constexpr int kWrong = 98, kFailed = 99;  // exit statuses; the others say how many were built
   std::vector<pid_t> children;
   for (int i = 0; i < 12; ++i) {
     children.push_back(::fork());
     if (children.back() != 0) continue;
-    const SampleIndexView view = open("a");
-    const SampleIndex index = small_index();
-    ::_exit(view.order[0] == index.order[0] && view.num_samples() == 4 ? built_.load() : 99);
+    try {
+      const SampleIndexView view = open("a");
+      const SampleIndex index = small_index();
+      ::_exit(view.order[0] == index.order[0] && view.num_samples() == 4 ? built_.load() : kWrong);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "process %d: %s\n", i, error.what());
+    } catch (...) {  // nothing may get into the test's runner
+    }
+    ::_exit(kFailed);
   }
   int built = 0;
   for (const pid_t child : children) {
     int status = 0;
     ASSERT_EQ(::waitpid(child, &status, 0), child);
     ASSERT_TRUE(WIFEXITED(status));
+    EXPECT_NE(WEXITSTATUS(status), kFailed) << "a process has thrown";
+    EXPECT_NE(WEXITSTATUS(status), kWrong) << "a process has another index";
     built += WEXITSTATUS(status);
   }
   EXPECT_EQ(built, 1);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <exception>
 #include <future>
 #include <memory>
 #include <optional>
@@ -65,7 +66,8 @@ struct Found {
   std::vector<at::Tensor> results;  ///< of the ranks
 };
 
-/// Runs forward() of a layer on two ranks. Rank 1 starts after `products` of rank 0 are computed.
+/// Runs forward() of a layer on two ranks. Rank 1 starts after `products` of rank 0 are computed,
+/// or throws the error of rank 0.
 template <class Forward>
 Found run_with_a_late_rank(size_t products, Forward forward) {
   use_lagging_device();
@@ -79,18 +81,24 @@ Found run_with_a_late_rank(size_t products, Forward forward) {
   run_device_ranks(
       2,
       [&](const ParallelState& state) {
-        const ProcessGroup tp = state.group(GroupKind::tp);
-        all_reduce(tp, at::ones({1}, state.device()), ReduceOp::sum, "connected").wait();
         const bool first = state.rank() == 0;
-        if (!first) rank_0_has_computed.wait();
-        std::optional<ProductEvents> events;
-        if (first) events.emplace();
-        const at::Tensor y = forward(state);
-        if (first) {
-          EXPECT_GE(ProductEvents::count(), products);
-          EXPECT_TRUE(ProductEvents::reached(products - 1)) << "it waits for rank 1";
-          computed.set_value();
+        at::Tensor y;
+        try {
+          const ProcessGroup tp = state.group(GroupKind::tp);
+          all_reduce(tp, at::ones({1}, state.device()), ReduceOp::sum, "connected").wait();
+          if (!first) rank_0_has_computed.get();
+          std::optional<ProductEvents> events;
+          if (first) events.emplace();
+          y = forward(state);
+          if (first) {
+            EXPECT_GE(ProductEvents::count(), products);
+            EXPECT_TRUE(ProductEvents::reached(products - 1)) << "it waits for rank 1";
+          }
+        } catch (...) {
+          if (first) computed.set_exception(std::current_exception());
+          throw;
         }
+        if (first) computed.set_value();
         found.results[static_cast<size_t>(state.rank())] = y.detach().cpu();
       },
       options);

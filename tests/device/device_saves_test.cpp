@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -35,12 +36,11 @@ class DeviceSaves : public ::testing::Test {
   }
 
   /// Returns what each save told rank 0 about the previous one. `report` moves the report of the
-  /// first save to its place, once both ranks have returned from the second save or after three
-  /// seconds.
+  /// first save to its place, once both ranks have returned from the second save or after a minute.
   std::vector<std::string> save_three_times(const std::function<void()>& report) {
     std::vector<std::string> told;
-    std::thread reporting([&] {
-      for (int i = 0; i < 300 && (returned_ < 2 || !std::filesystem::exists(elsewhere_ + report_));
+    std::jthread reporting([&] {
+      for (int i = 0; i < 6000 && (returned_ < 2 || !std::filesystem::exists(elsewhere_ + report_));
            ++i)
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
       returned_before_ = returned_;
@@ -67,6 +67,13 @@ class DeviceSaves : public ::testing::Test {
     return told;
   }
 
+  /// Moves the file `from` to where rank 0 waits for rank 1's report on the first save.
+  void move_report(const std::string& from) const {
+    std::error_code error;
+    std::filesystem::rename(from, into_ + report_, error);
+    EXPECT_FALSE(error) << from << ": " << error.message();
+  }
+
   std::vector<std::string> complete_steps() const {
     std::vector<std::string> names;
     for (const std::string& path : complete_checkpoints(into_))
@@ -91,8 +98,7 @@ class DeviceSaves : public ::testing::Test {
 };
 
 TEST_F(DeviceSaves, TheSecondIsCopiedWhileTheFirstIsBeingWritten) {
-  const auto told =
-      save_three_times([&] { std::filesystem::rename(elsewhere_ + report_, into_ + report_); });
+  const auto told = save_three_times([&] { move_report(elsewhere_ + report_); });
   EXPECT_EQ(returned_before_, 2);
   EXPECT_EQ(told, std::vector<std::string>(3, ""));
   const auto waits = device_counts(1).waits_by;
@@ -103,10 +109,7 @@ TEST_F(DeviceSaves, TheSecondIsCopiedWhileTheFirstIsBeingWritten) {
 }
 
 TEST_F(DeviceSaves, TheFirstMayFailWhileTheSecondWaitsBehindIt) {
-  const auto told = save_three_times([&] {
-    folder_.write("damaged", "no report");
-    std::filesystem::rename(folder_.path() / "damaged", into_ + report_);
-  });
+  const auto told = save_three_times([&] { move_report(folder_.write("damaged", "no report")); });
   EXPECT_EQ(returned_before_, 2);
   ASSERT_EQ(told.size(), 3U);
   EXPECT_EQ(told[1], "") << "not known yet";

@@ -21,6 +21,7 @@
 #include "lockstep/tests/device/expert_layouts.h"
 #include "lockstep/tests/device/feature_layouts.h"
 #include "lockstep/tests/support/device/device_ranks.h"
+#include "lockstep/tests/support/synthetic_documents.h"
 #include "lockstep/tests/support/synthetic_text.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/training/run_setup.h"
@@ -58,14 +59,21 @@ class DeviceTraining : public ::testing::TestWithParam<DeviceLayout> {
   static void SetUpTestSuite() { use_lagging_device(); }
 
   DeviceTraining() {
-    text_ = folder_.write("text", synthetic_text());
-    conversations_ = folder_.write("lines.jsonl", synthetic_conversations());
+    const Overrides& given = GetParam().overrides;
+    const auto has = [&](const char* field) {
+      return std::find(given.begin(), given.end(), field) != given.end();
+    };
+    if (has(kConversations))
+      data_ = folder_.write("lines.jsonl", synthetic_conversations());
+    else if (has(kPositionsInDocuments))
+      data_ = write_documents(folder_.path() / "documents");
+    else
+      data_ = folder_.write("text", synthetic_text());
   }
 
   Config config() const {
     const Overrides& given = GetParam().overrides;
-    const bool tunes = std::find(given.begin(), given.end(), kConversations) != given.end();
-    Overrides all = {"data.path=" + (tunes ? conversations_ : text_)};
+    Overrides all = {"data.path=" + data_};
     all.insert(all.end(), given.begin(), given.end());
     return parse_config(kDeviceModel, "test", all);
   }
@@ -151,7 +159,7 @@ class DeviceTraining : public ::testing::TestWithParam<DeviceLayout> {
   }
 
   TemporaryFolder folder_;
-  std::string text_, conversations_;
+  std::string data_;
 };
 
 std::string described(const DeviceCounts& counts) {

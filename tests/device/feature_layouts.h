@@ -10,6 +10,8 @@ inline constexpr int64_t kFingerprints = 5;
 inline constexpr char kConversations[] = "train.task=sft";
 inline const Overrides kTuned = {kConversations, "data.chat_template=plain", "model.vocab_size=257",
                                  "model.make_vocab_size_divisible_by=1"};
+/// The runs with this field read documents whose ends are in the samples.
+inline constexpr char kPositionsInDocuments[] = "data.reset_position_ids=true";
 inline const Overrides kAdapters = {
     "lora.rank=3", "lora.dropout=0.25",
     R"(lora.target_modules=["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"])"};
@@ -47,8 +49,8 @@ inline std::vector<DeviceLayout> feature_layouts() {
       tuned("conversations_average_pp2", 2,
             parallel({{"pipeline_model", 2}}, {"ddp.calculate_per_token_loss=false"})),
       {.name = "positions_in_documents",
-       .overrides = {"data.reset_position_ids=true", "data.eod_mask_loss=true",
-                     "model.vocab_size=257", "model.make_vocab_size_divisible_by=1"}},
+       .overrides = {kPositionsInDocuments, "data.eod_mask_loss=true", "model.vocab_size=257",
+                     "model.make_vocab_size_divisible_by=1"}},
       {.name = "adapters_tp2_sp",
        .world = 2,
        .overrides = parallel({{"tensor_model", 2}}, with(kSequence, kAdapters))},

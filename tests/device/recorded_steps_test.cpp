@@ -16,6 +16,7 @@
 #include "lockstep/core/config_io.h"
 #include "lockstep/tests/device/lagging_tests.h"
 #include "lockstep/tests/support/device/device_ranks.h"
+#include "lockstep/tests/support/synthetic_documents.h"
 #include "lockstep/tests/support/synthetic_text.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -32,6 +33,7 @@ struct RecordedJob {
   int64_t world = 1;
   Fields fields;
   bool cpu_has_same_bits = true;  ///< false: the device uses another kernel
+  bool has_documents = false;     ///< whose ends are in the samples
 };
 
 void PrintTo(const RecordedJob& job, std::ostream* out) { *out << job.name; }
@@ -48,7 +50,10 @@ class RecordedSteps : public ::testing::TestWithParam<RecordedJob> {
  protected:
   static void SetUpTestSuite() { use_lagging_device(); }
 
-  RecordedSteps() { path_ = folder_.write("text", synthetic_text()); }
+  RecordedSteps() {
+    path_ = GetParam().has_documents ? write_documents(folder_.path() / "documents")
+                                     : folder_.write("text", synthetic_text());
+  }
 
   Config config(const std::string& graph, const Fields& more = {}) const {
     Fields all = {"data.path=" + path_, "train.cuda_graph=" + graph};
@@ -203,6 +208,10 @@ const RecordedJob kRecordedJobs[] = {
      {"parallel.context_parallel_size=2", "parallel.cp_comm_type=a2a", "train.precision=fp64"},
      false},
     {"tp2_dp2_sharded", 4, joined(kBoth, {"parallel.tensor_model_parallel_size=2"})},
+    {.name = "positions_in_documents",
+     .fields = {"data.reset_position_ids=true", "data.eod_mask_loss=true", "model.vocab_size=257",
+                "model.make_vocab_size_divisible_by=1"},
+     .has_documents = true},
 };
 INSTANTIATE_TEST_SUITE_P(Jobs, RecordedSteps, ::testing::ValuesIn(kRecordedJobs),
                          [](const auto& info) { return info.param.name; });

@@ -110,8 +110,6 @@ class Audit(EndToEnd):
             for ranks, fields in layouts + ([(4, EXPERTS)] if model else []):
                 with self.subTest(model=model, fields=fields):
                     whole = [*PIPELINE[1:], *model]
-                    if model and fields in (WHOLLY_SHARDED,):
-                        continue
                     answer = self.diff(0, TINY, TINY, "--world-size-a", 1, "--world-size-b", ranks,
                                        *settings(whole), *[part for field in fields
                                                            for part in ("--set-b", field)])

@@ -108,7 +108,10 @@ def conversations(rng):
         yield messages
     yield [{"role": "assistant", "content": "I begin."}]
     yield [{"role": "user", "content": "no answer"}]
-    yield [{"role": "user", "content": ""}, {"role": "assistant", "content": ""},
+    # The empty texts are not first: if the first answer is the first token, as in the template
+    # plain, transformers marks all tokens.
+    yield [{"role": "user", "content": "begin"}, {"role": "assistant", "content": "I do"},
+           {"role": "user", "content": ""}, {"role": "assistant", "content": ""},
            {"role": "user", "content": "again"}, {"role": "assistant", "content": "yes"}]
 
 
@@ -120,19 +123,22 @@ class ChatTemplates(EndToEnd):
         made = subprocess.run([PYTHON, "-c", TRANSFORMERS, self.folder], capture_output=True,
                               text=True, check=False)
         self.assertEqual(made.returncode, 0, made.stderr[-3000:])
-        same = differs = 0
         for kind in ("gpt2", "words", "nfc", "metaspace"):
             for name in ("chatml", "llama3", "plain"):
                 expected = json.loads((self.folder / f"{kind}.{name}.json").read_text())
                 found = self.encoded(name, f"hf:{self.folder}/{kind}/tokenizer.json", lines)
+                same = 0
                 for messages, ours, (ids, learned) in zip(lines, found, expected, strict=True):
                     with self.subTest(kind=kind, template=name, messages=messages):
                         self.assertEqual(ours["ids"], ids)
                         self.assertEqual(len(ours["learned"]), len(ids))
-                        equal = [int(flag) for flag in ours["learned"]] == learned
-                        same, differs = same + equal, differs + (not equal)
-        # With a normalizer we do not know here which characters a token covers.
-        self.assertGreater(same, 0.98 * (same + differs), f"{differs} of {same + differs} differ")
+                        flags = [int(flag) for flag in ours["learned"]]
+                        if kind in ("gpt2", "words"):
+                            self.assertEqual(flags, learned)
+                        same += flags == learned
+                # With a normalizer we do not know here which characters a token covers.
+                with self.subTest(kind=kind, template=name):
+                    self.assertGreater(same, 0.98 * len(lines), f"of {len(lines)}")
 
     def encoded(self, template, tokenizer, lines):
         result = subprocess.run(

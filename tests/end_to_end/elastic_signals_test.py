@@ -4,6 +4,7 @@ continues, with which status the launcher ends, and what it says.
 LOCKSTEP_ELASTIC_SEED sets when ranks are killed (default 1)."""
 
 import os
+import pathlib
 import signal
 import time
 import unittest
@@ -85,6 +86,14 @@ class Stopped(Signals):
 
 
 class Ended(Signals):
+    def wait_until_sigterm_is_taken(self):
+        """Until the launcher blocks SIGTERM in order to take it, the signal kills it."""
+        def is_blocked():
+            status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+            blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
+            return blocked >> (signal.SIGTERM - 1) & 1
+        self.wait_for(is_blocked)
+
     def test_sigterm_to_the_launcher_after_a_loss_is_a_stop(self):
         for restarts in (0, 3):
             for delay in (0, 0.1, 0.3, 0.5):
@@ -103,6 +112,7 @@ class Ended(Signals):
             with self.subTest(delay):
                 self.output = self.folder / f"run {delay}"
                 self.begin(3, iterations=4000)
+                self.wait_until_sigterm_is_taken()
                 time.sleep(delay)
                 self.process.send_signal(signal.SIGTERM)
                 self.check_done(status=3)

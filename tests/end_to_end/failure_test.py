@@ -1,5 +1,6 @@
 """Ranks that must not form a group: real processes, started by hand, without a launcher."""
 
+import contextlib
 import pathlib
 import re
 import signal
@@ -14,8 +15,10 @@ LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 
 def listening(process):
     """Returns the local addresses at which a process listens, as written in /proc."""
-    own = {str(entry.readlink()) for entry in pathlib.Path(f"/proc/{process.pid}/fd").iterdir()}
-    addresses = []
+    own, addresses = set(), []
+    for entry in pathlib.Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has been closed
+            own.add(str(entry.readlink()))
     for table in ("tcp", "tcp6"):
         lines = pathlib.Path(f"/proc/{process.pid}/net/{table}").read_text().splitlines()
         for fields in (line.split() for line in lines):

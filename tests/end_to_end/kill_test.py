@@ -1,6 +1,6 @@
-"""A run that is killed again and again, also during saves. After each start it resumes from its
-last checkpoint, and its losses are those of an undisturbed run, bit for bit. The program gets few
-kills here; tests/checkpoint/kill_test.cpp makes many.
+"""A run that is killed again and again, at least every fourth time inside a save. After each start
+it resumes from its last checkpoint, and its losses are those of an undisturbed run, bit for bit.
+The program gets few kills here; tests/checkpoint/kill_test.cpp makes many.
 
 LOCKSTEP_KILLS sets the number of kills (default 4)."""
 
@@ -21,6 +21,11 @@ class Kills(Ranks):
                 "--set", "checkpoint.save_interval=3", "--set", "train.eval_iters=0",
                 "--set", "parallel.distributed_timeout_seconds=20")
 
+    def assert_running(self, processes):
+        for process in processes:
+            if process.poll() is not None:
+                self.fail(f"ended with {process.returncode}: {process.communicate()[1].decode()}")
+
     def iterations(self, output):
         try:
             return metrics(output)[0]
@@ -38,18 +43,24 @@ class Kills(Ranks):
         deadline = time.monotonic() + 60
         while written() in (0, before) or not self.iterations(output):
             self.assertLess(time.monotonic(), deadline)
-            for process in processes:
-                if process.poll() is not None:
-                    self.fail(f"ended with {process.returncode}: {process.communicate()[1].decode()}")
+            self.assert_running(processes)
             time.sleep(0.005)
         time.sleep(moment)
 
-    def wait_for_save(self, folder, moment):
-        """Waits until a checkpoint is being written, and `moment` seconds more."""
-        deadline = time.monotonic() + 20
-        while not list(folder.glob("step_*.partial")) and time.monotonic() < deadline:
+    def is_saving(self, folder):
+        return any(folder.glob("step_*.partial"))
+
+    def wait_for_save(self, folder, processes, moments):
+        """Waits until a checkpoint is being written, and some milliseconds more inside a save."""
+        deadline = time.monotonic() + 60
+        while True:
+            if self.is_saving(folder):
+                time.sleep(moments.uniform(0, 0.01))
+                if self.is_saving(folder):
+                    return
+            self.assertLess(time.monotonic(), deadline)
+            self.assert_running(processes)
             time.sleep(0.001)
-        time.sleep(moment)
 
     def test_every_life_goes_on_from_the_last_checkpoint(self):
         moments = random.Random(SEED)
@@ -63,9 +74,10 @@ class Kills(Ranks):
                 "--set", f"train.train_iters={ITERATIONS}",
                 "--set", f"checkpoint.async_save={'true' if kill % 2 else 'false'}")
             self.wait_for_progress(output, processes, moments.uniform(0, 0.2))
-            if moments.random() < 0.6:
-                self.wait_for_save(folder, moments.uniform(0, 0.01))
-            inside += bool(list(folder.glob("step_*.partial")))
+            in_save = kill % 4 == 3 or moments.random() < 0.6
+            if in_save:
+                self.wait_for_save(folder, processes, moments)
+            inside += in_save or self.is_saving(folder)
             victims = moments.choice(([0], [1], [0, 1]))
             for victim in victims:
                 processes[victim].kill()

@@ -46,6 +46,7 @@ class ReadFaultsOfRuns(Ranks):
                 result = run(*command, **faults(f"{operation}:EIO:{n}:{path}"))
                 self.assert_failed(result, 1, str(path), "Input/output error")
                 tried += 1
+        self.assertGreater(tried, 0, path)
         print(f"{command[1]}, {path.name}: EIO: {tried} of {tried}")
         return tried
 

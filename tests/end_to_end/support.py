@@ -100,7 +100,8 @@ def torchrun(ranks, *arguments, timeout=240):
 
 
 def launch(ranks, *arguments, timeout=240, **environment):
-    """Like torchrun(), without the seconds that torchrun takes to load PyTorch."""
+    """Like torchrun(), without the seconds that torchrun takes to load PyTorch. The result has the
+    `statuses` of all ranks; its returncode is the one of them that is farthest from 0."""
     port = free_port()
     processes = [subprocess.Popen(
         [str(a) for a in arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=SOURCE,
@@ -112,8 +113,11 @@ def launch(ranks, *arguments, timeout=240, **environment):
     finally:
         for process in processes:
             process.kill()
-    status = max((process.returncode for process in processes), key=abs)
-    return subprocess.CompletedProcess(arguments, status, *map(b"".join, zip(*outputs)))
+    statuses = [process.returncode for process in processes]
+    result = subprocess.CompletedProcess(arguments, max(statuses, key=abs),
+                                         *map(b"".join, zip(*outputs)))
+    result.statuses = statuses
+    return result
 
 
 def metrics(folder):
@@ -160,8 +164,10 @@ class EndToEnd(unittest.TestCase):
             time.sleep(0.1)
 
     def assert_failed(self, result, status, *parts):
+        """The program, or every rank of launch(), ended with that status and said these parts."""
         error = result.stderr.decode()
-        self.assertEqual(result.returncode, status, error)
+        for found in getattr(result, "statuses", [result.returncode]):
+            self.assertEqual(found, status, error)
         for part in parts:
             self.assertIn(part, error)
 

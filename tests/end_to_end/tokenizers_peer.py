@@ -253,6 +253,8 @@ def ours(program, file, data, part=0):
           subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE) as process):
         for _ in data:
             yield read_numbers(process.stdout), read_bytes(process.stdout)
+        if process.wait() != 0:
+            sys.exit(f"{' '.join(map(str, command))}: exited with status {process.returncode}")
     source.unlink()
 
 
@@ -282,7 +284,7 @@ def compare(program, folder, name, made, data):
     file.write_text(json.dumps(state, ensure_ascii=False))
     tokens = 0
     for part, some in ((0, data), (1, data[:60]), (7, data[:200]), (4096, data[::4])):
-        for text, (ids, decoded) in zip(some, ours(program, file, some, part)):
+        for text, (ids, decoded) in zip(some, ours(program, file, some, part), strict=True):
             theirs = peer.encode(text.decode(errors="replace"), add_special_tokens=False).ids
             if ids != theirs:
                 short = cut_down(lambda t: differs(program, file, peer, t, part), text)

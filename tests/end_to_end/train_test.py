@@ -72,6 +72,7 @@ class Train(EndToEnd):
                 "--set", "train.sample_tokens=40")
             generated = run(LOCKSTEP, "generate", output / "checkpoint", "--prompt", "7 squared",
                             "--max-tokens", "30")
+            self.assertEqual(generated.returncode, 0, generated.stderr.decode())
             iterations, validations = metrics(output)
             results.append(([line["lm_loss"] for line in iterations] +
                             [line["validation_loss"] for line in validations],

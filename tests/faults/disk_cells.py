@@ -40,6 +40,15 @@ def bytes_of(folder):
                if path.is_file())
 
 
+def merged(case, name, folder, part, disk):
+    """Copies `part` from inside the namespace, and the other files from outside."""
+    copy = case.folder / name
+    shutil.copytree(folder, copy)
+    shutil.rmtree(copy / part, ignore_errors=True)
+    shutil.copytree(disk.seen, copy / part)
+    return copy
+
+
 def fill(command, part):
     """Puts `part` of the outputs on the small disk. It has room for the existing files and a random
     share of the new ones."""
@@ -64,15 +73,13 @@ def fill(command, part):
         if result.returncode == 1:
             case.require(SILENT, "No space left on device" in told and str(folder) in told,
                          lambda: shorten(told))
+        else:
+            command.check_done(case, merged(case, "full", folder, part, disk), result)
         disk.resize(1 << 28)
         again = command.run(case, folder, disk.enter)
         case.require(LOST, again.returncode == 0,
                      lambda: f"with room again: {shorten(again.stderr.decode())}")
-        # Copies `part` from inside the namespace, and the other files from outside.
-        final = case.folder / "final"
-        shutil.copytree(folder, final)
-        shutil.rmtree(final / part, ignore_errors=True)
-        shutil.copytree(disk.seen, final / part)
+        final = merged(case, "final", folder, part, disk)
         expected, tree, _ = command.undisturbed(case.world)
         case.require(LOST, command.outputs(final) == expected,
                      "with room again it gives another result")

@@ -1,5 +1,6 @@
 """Ranks and launchers that are killed, stopped or terminated, in each phase of a training."""
 
+import re
 import signal
 import time
 
@@ -93,11 +94,12 @@ def check_killed(case, training, life, victims, phase):
     statuses = life.wait(limit + SLACK_SECONDS, () if alone else victims, limit)
     if unknown:
         case.seconds.clear()
+    done = life.last_iteration() == TOTAL
     for index, status in enumerate(statuses):
-        good = status == KILLED if not training.launched and index in victims else \
-            status not in (0, None, KILLED) or life.last_iteration() == TOTAL
-        case.require(SILENT, good, lambda: f"status {statuses} after SIGKILL of {victims}: "
-                     f"{shorten(life.text())}")
+        was_killed = not training.launched and index in victims
+        allowed = (KILLED,) if was_killed else (0, 1) if done else (1,)
+        case.require(SILENT, status in allowed, lambda: f"status {statuses} after SIGKILL of "
+                     f"{victims}: {shorten(life.text())}")
 
 
 def kill(phase):
@@ -138,8 +140,16 @@ def kill_at_call(phase):
                 statuses = life.wait(240, [])
             if statuses == [0] * len(statuses):
                 break  # this rank makes no such call
-            case.count_sent(signal.SIGKILL)
             told = life.text()
+            if training.launched:
+                died = statuses == [1] and re.search(
+                    rf"rank {victim} \(process \d+\) was killed by signal 9", told)
+            else:
+                died = statuses[victim] == KILLED and all(
+                    status in (0, 1) for other, status in enumerate(statuses) if other != victim)
+            case.require(SILENT, died, lambda: f"status {statuses}, where SIGKILL was to end "
+                         f"rank {victim} alone: {shorten(told)}")
+            case.count_sent(signal.SIGKILL)
             case.require(SILENT, training.ranks == 1 or f"rank {victim}" in told,
                          lambda: f"rank {victim} was killed: {shorten(told)}")
             training.judge(life)

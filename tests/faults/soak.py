@@ -97,6 +97,9 @@ def soak(layout, steps, in_background, folder, pairs):
 
 def judge(layout, steps, ranks, files, slack):
     """Returns a line of the table for each rank, and whether nothing has grown."""
+    if len(ranks) != LAYOUTS[layout][0]:
+        raise SystemExit(f"{layout}: found samples of {len(ranks)} processes, allowed: of "
+                         f"{LAYOUTS[layout][0]} ranks")
     good, lines = True, []
     for rank, samples in enumerate(ranks):
         memory = quarters(samples, steps, "memory", min)

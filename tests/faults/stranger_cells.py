@@ -9,7 +9,7 @@ import time
 
 from case import SILENT, Cell, shorten
 from process_cells import MOMENTS, choose_layout
-from training import SEVERAL, Training
+from training import SEVERAL, TOTAL, Training
 
 GREETINGS = (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
              b"SSH-2.0-OpenSSH_9.6\r\n", b"\xff\xff\xff\xff\xff\xff\xff\x7f", b"\x00" * 64)
@@ -40,12 +40,14 @@ class Strangers(threading.Thread):
         self.life, self.number, self.behave = life, number, behave
         self.random = case.random
         self.connections, self.count, self.stopped = [], 0, False
+        self.missed = 0  # looks at ports without any connection, of a run that still trained then
 
     def run(self):
         while not self.stopped:
             ports = listening_ports(self.life.pids().values())
             for port in 10 * ports:
                 self.visit(port)
+            self.missed += not self.count and self.life.last_iteration() < TOTAL
             time.sleep(0.05)
 
     def visit(self, port):
@@ -96,6 +98,9 @@ def visited(phase, number, behave):
         case.draw(f"{strangers.count} connections")
         case.require(SILENT, statuses == [0] * len(statuses),
                      lambda: f"status {statuses}: {shorten(life.text())}")
+        # A run that trains already may be done before the first look.
+        if not strangers.count and (phase == "start" or strangers.missed):
+            raise RuntimeError(f"no stranger reached a port of {training.layout}")
         training.judge(life)
         training.check_end()
     return body

@@ -114,8 +114,10 @@ TEST(LayerKernels, MatricesOf8BitsAreThoseOfTheCpu) {
             const auto whole =
                 kernels::to_fp8_matrices(x, format, scale, kernels::Fp8Sides::both, largest);
             for (const auto& part : {both, whole})
-              for (const auto& side : {part.matrix, part.transposed})
-                all.push_back(side.values.view(at::kByte).cpu());
+              for (const auto& side : {part.matrix, part.transposed}) {
+                const at::Tensor codes = side.values.view(at::kByte).cpu();
+                all.push_back(codes.masked_fill(codes.eq(0xff), 0x7f));  // NaN of either sign
+              }
             all.push_back(largest.cpu());
           }
           using kernels::Fp8Sides;
@@ -205,17 +207,22 @@ TEST(LayerKernels, CrossEntropyEqualsTheCpu) {
       for (const double share : {0.0, 0.2}) {
         const auto results = [&](c10::Device device) -> Results {
           const at::Tensor logits = wave_on(device, {300, width}, 0.3, dtype) * 5;
-          logits.select(1, width - 6).fill_(-std::numeric_limits<double>::infinity());
+          // The last column that is held; with label smoothing, whose losses would be infinite, the
+          // first one of padding.
+          logits.select(1, share > 0 ? width - 5 : width - 6)
+              .fill_(-std::numeric_limits<double>::infinity());
           at::Tensor labels = at::arange(300).mul(7).remainder(width - 8).add(2);
           labels[3] = kernels::kIgnoredToken;
           labels = labels.to(device);
           const auto sums = kernels::make_cross_entropy_sums(300, logits, share > 0);
           const kernels::TokenColumns columns = {2, width - 5};
           kernels::cross_entropy_sums(logits, labels, columns, sums);
-          const at::Tensor losses = kernels::cross_entropy_losses(sums, labels, width, 0);
+          const at::Tensor losses = kernels::cross_entropy_losses(sums, labels, width, share);
           kernels::cross_entropy_gradient(at::ones_like(losses), logits, labels, columns, sums,
                                           width, share, logits);
-          return {sums.highest, sums.sums[1], losses, logits};
+          Results all = {sums.highest, sums.sums[1], losses, logits};
+          if (share > 0) all.push_back(sums.sums[2]);
+          return all;
         };
         const Results cpu = results(at::kCPU);
         LOCKSTEP_NEEDS_CUDA();

@@ -10,7 +10,8 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
-from gpu_checks import bundle, layout_stage, layouts, speed_stage, stages
+from gpu_checks import bundle, checkpoint_checks, layout_stage, layouts, speed_stage, stages
+from gpu_checks.commands import CommandFailed
 from gpu_checks.report import FAILED, LEFT_OUT, OK, VALUE, Report
 
 SOME_LAYOUTS = ("one rank", "dp2, sharded, both overlaps", "pp4 x 2 chunks", "ep2")
@@ -111,6 +112,19 @@ class Rehearsal(unittest.TestCase):
         for row in context.report.rows:
             self.assertEqual(row.state, FAILED, row)
             self.assertRegex(row.detail, "apart by .* at step")
+
+    def test_a_run_that_begins_anew_has_not_resumed(self):
+        context = self.context("anew")
+        recorded, config = context.bundle.recorded(), layouts.write_config(context.folder)
+        train = context.train
+
+        def train_anew(command, *more):
+            loads = str(command[-1]).startswith("checkpoint.load=")
+            return train(command[:-2] if loads else command, *more)
+        context.train = train_anew
+        with self.assertRaisesRegex(CommandFailed, "rank 0 does not say 'loaded .*/step_5, iter"):
+            checkpoint_checks.resume(context, layouts.Layout("one rank", 1, ()), config,
+                                     recorded["one rank"])
 
     def test_a_rank_that_fails_is_named(self):
         context = self.context("failing")

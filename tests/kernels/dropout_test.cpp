@@ -106,10 +106,12 @@ TEST(DropoutKernel, DistinguishesTheHeadsOfAttentionWeights) {
 TEST(DropoutKernel, DoesNotDependOnTheNumberOfThreads) {
   const at::Tensor x = wave_of({64, 8, 515}, 0.1, at::kFloat);
   const RandomPlaces places = {.sample = {1, 8}, .position = {8, 64}};
+  const int threads = at::get_num_threads();
   at::set_num_threads(1);
   const at::Tensor one = dropout(x, {}, kShare, places);
   at::set_num_threads(2);
   EXPECT_TRUE(at::equal(dropout(x, {}, kShare, places), one));
+  at::set_num_threads(threads);
 }
 
 TEST(DropoutKernel, TakesAnyShareAndNoElements) {

@@ -32,11 +32,11 @@ ParallelLinearOptions in_one_process() {
   return {.group = ParallelState::single_process().group(GroupKind::tp), .label = "output_layer"};
 }
 
-/// 15 tokens over 11 ids. One token has no loss.
+/// 15 tokens, or another number, over 11 ids. One token has no loss.
 constexpr int64_t kTokens = 15, kIds = 11, kWidth = 6;
 
-at::Tensor some_labels() {
-  at::Tensor labels = (at::arange(kTokens) * 5).remainder(kIds);
+at::Tensor some_labels(int64_t tokens = kTokens) {
+  at::Tensor labels = (at::arange(tokens) * 5).remainder(kIds);
   labels[4] = kIgnoredLabel;
   return labels;
 }
@@ -45,26 +45,29 @@ struct Gradients {
   at::Tensor losses, hidden, weight;
 };
 
-/// `share` as in PyTorch. Each token's loss has its own weight.
-Gradients of_pytorch(double share, const at::Tensor& weights) {
-  const at::Tensor x = waves({5, 3, kWidth}, 0).requires_grad_(true);
+/// Of `hidden` [..., kWidth]. `share` as in PyTorch. Each token's loss has its own weight.
+Gradients of_pytorch(const at::Tensor& hidden, double share, const at::Tensor& weights) {
+  const at::Tensor x = hidden.detach().requires_grad_(true);
   const at::Tensor w = (waves({kIds, kWidth}, 1) * 2).requires_grad_(true);
   const at::Tensor losses =
-      at::cross_entropy_loss(at::linear(x, w).flatten(0, 1), some_labels(), /*weight=*/{},
-                             at::Reduction::None, kIgnoredLabel, share);
+      at::cross_entropy_loss(at::linear(x, w).flatten(0, 1), some_labels(weights.numel()),
+                             /*weight=*/{}, at::Reduction::None, kIgnoredLabel, share);
   losses.backward(weights);
   return {losses.detach(), x.grad(), w.grad()};
 }
 
 TEST(LinearCrossEntropy, IsPyTorchsForEveryChunkAndLayout) {
-  const at::Tensor weights = waves({kTokens}, 3);
+  constexpr int64_t kPositions = 12, kSamples = 3;  // 1 to 4 ranks cut the positions evenly
+  const at::Tensor hidden = waves({kPositions, kSamples, kWidth}, 0);
+  const at::Tensor weights = waves({kPositions * kSamples}, 3);
   for (const double smoothing : {0.0, 0.2}) {
-    const Gradients exact = of_pytorch(smoothing * kIds / (kIds - 1), weights);
+    const Gradients exact = of_pytorch(hidden, smoothing * kIds / (kIds - 1), weights);
     for (const int64_t n : {1, 2, 3, 4})
-      for (const LinearInput input : {LinearInput::copied, LinearInput::sequence_chunk}) {
-        if (input == LinearInput::sequence_chunk && 5 % n != 0 && n != 1) continue;
-        for (const int64_t chunk : {1, 4, 15, 100}) {
-          SCOPED_TRACE(::testing::Message() << n << " ranks, chunks of " << chunk);
+      for (const LinearInput input : {LinearInput::copied, LinearInput::sequence_chunk})
+        for (const int64_t chunk : {1, 5, 36, 100}) {
+          const bool cut = input == LinearInput::sequence_chunk;
+          SCOPED_TRACE(::testing::Message()
+                       << n << " ranks, chunks of " << chunk << (cut ? ", sp" : ""));
           testing::run_ranks(n, [&](const ParallelState& state) {
             const int64_t rows = (kIds + n - 1) / n + 1;  // with padding on each rank
             const VocabPartition part = {
@@ -76,13 +79,16 @@ TEST(LinearCrossEntropy, IsPyTorchsForEveryChunkAndLayout) {
             table.narrow(0, 0, part.held)
                 .copy_((waves({kIds, kWidth}, 1) * 2).narrow(0, part.first, part.held));
             table.requires_grad_(true);
-            const at::Tensor x = waves({5, 3, kWidth}, 0).requires_grad_(true);
+            const auto of_rank = [&](const at::Tensor& t) {
+              return cut ? t.chunk(n, 0)[static_cast<size_t>(state.rank())] : t;
+            };
+            const at::Tensor x = of_rank(hidden).clone().requires_grad_(true);
             const at::Tensor losses = parallel_linear_cross_entropy(
-                x, table, some_labels(), part, {.group = state.world(), .input = input}, chunk,
-                smoothing);
+                x, table, some_labels(weights.numel()), part,
+                {.group = state.world(), .input = input}, chunk, smoothing);
             EXPECT_LT(testing::difference(losses, exact.losses), 1e-13);
             losses.backward(weights);
-            EXPECT_LT(testing::difference(x.grad(), exact.hidden), 1e-13);
+            EXPECT_LT(testing::difference(x.grad(), of_rank(exact.hidden)), 1e-13);
             EXPECT_LT(testing::difference(table.grad().narrow(0, 0, part.held),
                                           exact.weight.narrow(0, part.first, part.held)),
                       1e-13);
@@ -90,7 +96,6 @@ TEST(LinearCrossEntropy, IsPyTorchsForEveryChunkAndLayout) {
                 table.grad().narrow(0, part.held, rows - part.held).abs().sum().item<double>(), 0);
           });
         }
-      }
   }
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <string>
@@ -66,12 +67,15 @@ GradientsByName take_gradients(GPTModel& model, double scale = 1) {
   return gradients;
 }
 
-/// The largest difference between the gradients of routers, or of all parameters.
+/// The largest difference between the gradients of routers, or of all parameters; NaN if one is.
 double difference(const GradientsByName& one, const GradientsByName& other, bool of_routers) {
   double most = 0;
-  for (const auto& [name, gradient] : one)
-    if (!of_routers || name.find("router") != std::string::npos)
-      most = std::max(most, (gradient - other.at(name)).abs().max().item<double>());
+  for (const auto& [name, gradient] : one) {
+    if (of_routers && name.find("router") == std::string::npos) continue;
+    const double apart = (gradient - other.at(name)).abs().max().item<double>();
+    if (std::isnan(apart)) return apart;
+    most = std::max(most, apart);
+  }
   return most;
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Seeds the bugs of mutants.py, one at a time, and checks whether the fast suite sees each.
+"""Seeds the bugs of mutants.py, one at a time, and checks whether the tests see each.
 
 A mutant is compiled and linked separately, in build-mutants/: the changed source with ninja's
 command for it, the shared library of its room and, if the source needs no libtorch, the test
@@ -244,7 +244,7 @@ class Seeded:
 def report(results):
     killed = sum(1 for _, killer in results if killer)
     lines = ["# Seeded bugs", "",
-             f"`make mutants` seeded {len(results)} bugs, one at a time; the fast suite killed "
+             f"`make mutants` seeded {len(results)} bugs, one at a time; the tests killed "
              f"{killed} ({100 * killed / len(results):.0f} %). Written by tests/mutants/run.py.", "",
              "| bug | where | what | killed by |", "|---|---|---|---|"]
     for mutant, killer in results:

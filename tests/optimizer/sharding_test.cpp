@@ -203,6 +203,8 @@ TEST(Sharding, GradientsAloneAreSentAsByTheDistributedOptimizer) {
   const SentByOperation expected = sent_in_step({.bucket_size = 40}, 2, units);
   const SentByOperation found =
       sent_in_step({.strategy = ShardingStrategy::optim_grads, .bucket_size = 40}, 2, units);
+  ASSERT_FALSE(expected.empty());
+  ASSERT_EQ(found.size(), expected.size());
   for (const auto& [operation, sent] : expected) {
     EXPECT_EQ(found.at(operation).calls, sent.calls) << operation;
     EXPECT_EQ(found.at(operation).bytes, sent.bytes) << operation;

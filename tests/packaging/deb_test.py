@@ -44,7 +44,7 @@ class Deb(Installed):
         listing = subprocess.run(["dpkg-deb", "--contents", self.package], capture_output=True,
                                  text=True, check=True).stdout
         for line in listing.splitlines():
-            self.assertRegex(line, r"^[dl-]rwx?[r-][w-]?", line)
+            self.assertRegex(line, r"^([d-]rwxr-xr-x|-rw-r--r--|lrwxrwxrwx) ", line)
             self.assertIn(" root/root ", line)
             self.assertRegex(line, r" \./(usr/|$|usr$)", line)
         self.assertIn("./usr/share/doc/lockstep/copyright", listing)

@@ -8,6 +8,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/process_group_state.h"
+#include "lockstep/tests/parallel_state/impatient_group.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -299,8 +300,8 @@ TEST(CollectiveGolden, TensorsThatAreNotContiguous) {
     });
 }
 
-int64_t sequence_of(const ParallelState& state) {
-  return state.world().shared_state()->communicator->ledger().state().sequence;
+int64_t sequence_of(const ProcessGroup& group) {
+  return group.shared_state()->communicator->ledger().state().sequence;
 }
 
 TEST(CollectiveGolden, EveryCollectiveIsOneNumber) {
@@ -308,11 +309,11 @@ TEST(CollectiveGolden, EveryCollectiveIsOneNumber) {
     run_ranks(n, [n](const ParallelState& state) {
       const ProcessGroup world = state.world();
       const at::Tensor one = number(1), wide = at::empty({n});
-      const int64_t start = sequence_of(state);
+      const int64_t start = sequence_of(world);
       int64_t expected = start;
       const auto counts = [&](Work work) {
         work.wait();
-        EXPECT_EQ(sequence_of(state), ++expected);
+        EXPECT_EQ(sequence_of(world), ++expected);
       };
       counts(all_reduce(world, one, ReduceOp::sum, "test"));
       counts(all_reduce(world, Tensors{one, one.clone()}, ReduceOp::sum, "test"));
@@ -322,7 +323,7 @@ TEST(CollectiveGolden, EveryCollectiveIsOneNumber) {
       counts(all_to_all(world, at::empty({n}), wide, "test"));
       if (state.rank() == 0) send(world, one, 1, "test").wait();
       if (state.rank() == 1) receive(world, one, 0, "test").wait();
-      EXPECT_EQ(sequence_of(state), expected) << "messages between two ranks do not count";
+      EXPECT_EQ(sequence_of(world), expected) << "messages between two ranks do not count";
 
       const at::Tensor of_all = at::empty({n}, at::kLong);
       all_gather(world, of_all, number(expected, at::kLong), "sequence").wait();
@@ -333,25 +334,26 @@ TEST(CollectiveGolden, EveryCollectiveIsOneNumber) {
 TEST(CollectiveGolden, ARankThatSkipsACollectiveLagsByOne) {
   std::mutex mutex;
   std::vector<int64_t> sequences(3);
-  const auto errors =
-      errors_of_ranks(3,
-                      [&](const ParallelState& state) {
-                        const auto note = [&] {
-                          const std::lock_guard<std::mutex> lock(mutex);
-                          sequences[static_cast<size_t>(state.rank())] = sequence_of(state);
-                        };
-                        const at::Tensor one = number(1);
-                        all_reduce(state.world(), one, ReduceOp::sum, "both").wait();
-                        if (state.rank() == 1) return note();
-                        Work skipped = all_reduce(state.world(), one, ReduceOp::sum, "skipped");
-                        note();
-                        skipped.wait();
-                      },
-                      {.timeout = std::chrono::milliseconds(500)});
+  const auto errors = errors_of_ranks(
+      3,
+      [&](const ParallelState& state) {
+        const ProcessGroup group = testing::impatient_group(state);
+        const auto note = [&] {
+          const std::lock_guard<std::mutex> lock(mutex);
+          sequences[static_cast<size_t>(state.rank())] = sequence_of(group);
+        };
+        const at::Tensor one = number(1);
+        all_reduce(group, one, ReduceOp::sum, "both").wait();
+        if (state.rank() == 1) return note();
+        Work skipped = all_reduce(group, one, ReduceOp::sum, "skipped");
+        note();
+        skipped.wait();
+      },
+      testing::with_impatient_group(std::chrono::seconds(1)));
   EXPECT_EQ(sequences[0], sequences[1] + 1);
   EXPECT_EQ(sequences[2], sequences[1] + 1);
   for (const int rank : {0, 2})
-    EXPECT_NE(errors[rank].find("all_reduce (sum) of skipped over group world [0, 1, 2] failed"),
+    EXPECT_NE(errors[rank].find("all_reduce (sum) of skipped over group dp [0, 1, 2] failed"),
               std::string::npos)
         << errors[rank];
   EXPECT_EQ(errors[1], "");

@@ -15,6 +15,7 @@
 #include "lockstep/parallel_state/cpu_transport.h"
 #include "lockstep/parallel_state/gloo_transport.h"
 #include "lockstep/parallel_state/planning_backend.h"
+#include "lockstep/tests/parallel_state/impatient_group.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -335,19 +336,18 @@ TEST(Transports, APeerThatNeverComesEndsEveryOperationAtItsTimeoutWithOneMessage
       {"receive (from 1)", [&](const ProcessGroup& g) { return receive(g, two, 1, "x"); }},
   };
   for (const LoneCall& call : calls) {
-    const auto errors =
-        testing::errors_of_ranks(2,
-                                 [&](const ParallelState& state) {
-                                   const ProcessGroup world = state.world();
-                                   if (state.rank() == 1)
-                                     return std::this_thread::sleep_for(milliseconds(2500));
-                                   call.start(world).wait();
-                                 },
-                                 {.timeout = milliseconds(600)});
-    EXPECT_TRUE(errors[0].starts_with(call.name + " of x over group world [0, 1] failed on rank 0 "
-                                                  "after "))
+    const auto errors = testing::errors_of_ranks(
+        2,
+        [&](const ParallelState& state) {
+          const ProcessGroup group = testing::impatient_group(state);
+          if (state.rank() == 1) return std::this_thread::sleep_for(milliseconds(2500));
+          call.start(group).wait();
+        },
+        testing::with_impatient_group(milliseconds(1000)));
+    EXPECT_TRUE(
+        errors[0].starts_with(call.name + " of x over group dp [0, 1] failed on rank 0 after "))
         << errors[0];
-    EXPECT_NE(errors[0].find("(timeout 0.6 s): "), std::string::npos) << errors[0];
+    EXPECT_NE(errors[0].find("(timeout 1.0 s): "), std::string::npos) << errors[0];
     EXPECT_EQ(errors[1], "");
   }
 }

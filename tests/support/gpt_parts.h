@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <string>
 #include <vector>
@@ -81,11 +83,14 @@ inline double difference(const at::Tensor& found, const at::Tensor& expected) {
 
 using NamedTensors = std::map<std::string, at::Tensor>;
 
-/// The largest difference over all tensors; 1e300 if the names differ.
+/// The largest difference over all tensors; 1e300 if the names differ, NaN if a difference is.
 inline double difference(const NamedTensors& found, const NamedTensors& expected) {
   double largest = found.size() == expected.size() ? 0 : 1e300;
-  for (const auto& [name, tensor] : expected)
-    largest = std::max(largest, found.contains(name) ? difference(found.at(name), tensor) : 1e300);
+  for (const auto& [name, tensor] : expected) {
+    const double apart = found.contains(name) ? difference(found.at(name), tensor) : 1e300;
+    if (std::isnan(apart)) return apart;
+    largest = std::max(largest, apart);
+  }
   return largest;
 }
 

@@ -112,6 +112,10 @@ TEST_F(FeaturePairsTest, MeansOfMicrobatches) {
 
 TEST_F(FeaturePairsTest, SkippedSpikes) {
   const Fields model = tuned(both(kSpikes, kChunks));
+  for (const Fields& more : {Fields(), kAdapters})
+    EXPECT_NE(curve(config(both(model, more), {}), 1),
+              curve(config(tuned(both(kChunks, more)), {}), 1))
+        << "no step was skipped, which would change the numbers after it";
   expect_equal_to_one_process(model, 4, {kPipeline, kContext});
   expect_equal_to_one_process(both(model, kShardedParams), 4, {kPipeline});
   expect_equal_to_one_process(both(model, kAdapters), 4, {kTensor, kContext});

@@ -10,7 +10,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/datasets/conversation_source.h"
-#include "lockstep/datasets/indexed_dataset_writer.h"
+#include "lockstep/tests/support/synthetic_documents.h"
 #include "lockstep/tests/support/throws_with.h"
 #include "lockstep/tests/training/layout_curves.h"
 
@@ -30,27 +30,16 @@ const char* const kContextRanks = "context_parallel_size=2";
 /// Ten steps on a data set whose documents end within samples.
 class MarkedCurvesTest : public testing::LayoutCurvesTest {
  protected:
-  MarkedCurvesTest() {
-    IndexedDatasetWriter writer(folder_.path() / "set", TokenType::uint16);
-    int64_t next = 0;
-    for (int64_t document = 0; document < 300; ++document) {
-      Ids ids;
-      for (int64_t i = 0; i < 2 + document * 7 % 23; ++i) ids.push_back((next += 3) % 251);
-      ids.push_back(256);
-      writer.append(ids);
-      writer.end_sequence();
-      writer.end_document();
-    }
-    writer.finish();
-  }
+  MarkedCurvesTest() { set_ = testing::write_documents(folder_.path() / "set"); }
 
   Fields model(const Fields& more) const {
-    Fields fields = {"data.path=" + (folder_.path() / "set").string(), "model.vocab_size=257"};
+    Fields fields = {"data.path=" + set_, "model.vocab_size=257"};
     fields.insert(fields.end(), more.begin(), more.end());
     return fields;
   }
 
   testing::TemporaryFolder folder_;
+  std::string set_;
 };
 
 TEST_F(MarkedCurvesTest, TrainTheSameOnEveryLayout) {

@@ -30,6 +30,7 @@ namespace {
 using testing::CollectiveLog;
 
 TEST(RunEnd, TheStrongestWishOfAnyRankCounts) {
+  constexpr int kWishes = static_cast<int>(RunEnd::launcher_lost) + 1;
   std::mt19937_64 random(1);
   for (const int64_t ranks : {1, 2, 3, 64, 1000, 100'000})
     for (int trial = 0; trial < 50; ++trial) {
@@ -37,7 +38,8 @@ TEST(RunEnd, TheStrongestWishOfAnyRankCounts) {
       double sum = 0;
       const bool all = trial % 2 == 0;
       for (int64_t rank = 0; rank < ranks; ++rank) {
-        const auto wish = static_cast<RunEnd>(all || rank == 0 ? random() % 3 : trial % 3);
+        const auto wish =
+            static_cast<RunEnd>(all || rank == 0 ? random() % kWishes : trial / 2 % kWishes);
         strongest = std::max(strongest, wish);
         sum += wish_for_end(wish, ranks);
       }

@@ -38,7 +38,11 @@ TEST(Score, IsTheSumOfEachTokensOwnLoss) {
   requests.push_back(greedy);
   requests.push_back({{4}, 0});
   requests.push_back({{4, 2, 3}, 0});
+  for (const auto& child : model.children()) child->train();
   const auto scores = score(model, requests);
+  for (const auto& module : model.modules(/*include_self=*/false))
+    EXPECT_TRUE(module->is_training()) << module->name();
+  for (const auto& child : model.children()) child->eval();  // for the comparison
   ASSERT_EQ(scores.size(), requests.size());
   for (size_t i = 0; i < requests.size(); ++i) {
     if (requests[i].scored == 0) {

@@ -237,6 +237,25 @@ TEST_F(TrainerTest, ValidationComesAtItsIntervalAndAtTheEnd) {
   EXPECT_EQ(at, (std::vector<int64_t>{8, 16, 20}));
 }
 
+TEST_F(TrainerTest, AValidationDropsNothingAndTheTrainingAfterItDoes) {
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"train.train_iters=3", "optimizer.lr_warmup_iters=1"});
+    return config(more);
+  };
+  const auto validation_loss = [](const Config& config) {
+    return Trainer(config, ParallelState::single_process()).validate().validation_loss;
+  };
+  const std::string drops = "model.hidden_dropout=0.5";
+  EXPECT_EQ(validation_loss(with({drops})), validation_loss(with({})));
+  const std::vector<double> expected = curve(1, with({drops}));
+  EXPECT_GT(std::abs(expected[0] - curve(1, with({}))[0]), 1e-6);
+  std::vector<double> found = curve(1, with({drops, "train.eval_interval=1"}));
+  ASSERT_EQ(found.size(), expected.size() + 2);  // two validations on the way
+  found.erase(found.begin() + 5);
+  found.erase(found.begin() + 2);
+  EXPECT_EQ(found, expected);
+}
+
 TEST_F(TrainerTest, MetricsOfAnIteration) {
   Trainer trainer(config(), ParallelState::single_process());
   const IterationMetrics first = trainer.train_step(), second = trainer.train_step();

@@ -91,20 +91,29 @@ TEST(TrainingModel, G93LossesAreDividedByTokensAndMicrobatchesOrSummed) {
 }
 
 TEST(TrainingModel, TokensWithoutALabelCountForNothing) {
+  // The micro-batches have different numbers of labels: the mean of their means is not the mean
+  // over all labels.
+  const auto number = [](int64_t microbatch) { return microbatch == 0 ? 3 : 5; };
+  const auto input = [&](int64_t microbatch) {
+    const at::Tensor tokens = ((at::arange(kTokens) + microbatch) % 3 % 2).unsqueeze(0);
+    const at::Tensor labels = 1 - tokens;
+    labels.slice(1, number(microbatch)).fill_(-100);
+    return GPTInput{.tokens = tokens, .labels = labels};
+  };
   for (const bool per_token : {false, true}) {
     const Config config = one_layer(1, per_token, {"model.init_method_std=0.5"});
-    const at::Tensor tokens = at::arange(kTokens).remainder(2).unsqueeze(0);
-    at::Tensor labels = 1 - tokens;
-    labels.slice(1, 3).fill_(-100);  // three of a micro-batch's tokens are left
     GPTModel alone(config.model, {.dtype = at::kDouble, .seed = 1234});
-    const at::Tensor loss = alone.forward(tokens, labels).sum() / 3;
-    loss.backward();
+    double expected = 0;
+    for (int64_t m = 0; m < kMicrobatches; ++m) {
+      const at::Tensor sum = alone.forward(input(m)).sum();
+      expected += sum.item<double>();
+      (sum / (per_token ? 3 + 5 : kMicrobatches * number(m))).backward();
+    }
     TrainingModel model(config, ParallelState::single_process());
     model.zero_grad_buffer();
-    const LossSums sums = model.forward_backward(
-        kMicrobatches, 1, [&](int64_t) { return GPTInput{.tokens = tokens, .labels = labels}; });
-    EXPECT_EQ(sums.tokens, 3 * kMicrobatches);
-    EXPECT_NEAR(sums.loss.item<double>() / sums.tokens, loss.item<double>(), 1e-13);
+    const LossSums sums = model.forward_backward(kMicrobatches, 1, input);
+    EXPECT_EQ(sums.tokens, 3 + 5);
+    EXPECT_NEAR(sums.loss.item<double>(), expected, 1e-12);
     model.finalize_gradients(sums.tokens);
     for (const NamedParameter& param : collect_parameters(*model.chunks()[0]))
       EXPECT_TRUE(
