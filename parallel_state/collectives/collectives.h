@@ -22,8 +22,9 @@
 /// or c10d refuses the call; after that no group of the job can be used. In a group of one rank
 /// nothing is sent and the returned work is complete.
 ///
-/// On CUDA, NCCL does all of this. On the CPU, all pairs of ranks exchange tensors over Gloo's
-/// connections, because Gloo's own reduce-scatter costs one all-reduce per rank, its all-gather is
+/// On CUDA, NCCL does all of this. On the CPU, all pairs of ranks exchange tensors: over Gloo's
+/// connections, or, if all ranks of the group are on one host and the system permits it, by reading
+/// each other's memory. Gloo's own reduce-scatter costs one all-reduce per rank, its all-gather is
 /// slow (see benchmarks/collectives.cpp), and with Gloo's collectives a mismatch between ranks ends
 /// the process or gives wrong numbers. Sums add the ranks' terms in group order; bf16 and fp16 are
 /// added in fp32 and rounded once at the end. The bits therefore do not depend on how a tensor is
@@ -58,7 +59,8 @@ Work all_to_all(const ProcessGroup& group, const at::Tensor& output, const at::T
                 const std::vector<int64_t>& output_rows, const std::vector<int64_t>& input_rows,
                 std::string_view label);
 
-/// Overwrites `tensor` with that of the rank at position `source` of the group.
+/// Overwrites `tensor` with that of the rank at position `source` of the group. The source's wait()
+/// may last until all others have it.
 Work broadcast(const ProcessGroup& group, const at::Tensor& tensor, int64_t source,
                std::string_view label);
 
