@@ -1,6 +1,7 @@
 """A bit flips in the memory of one rank of a running training: train.replica_check_interval names
 the rank and the tensor, and no checkpoint has the wrong weight."""
 
+import contextlib
 import json
 import re
 import time
@@ -15,6 +16,12 @@ STILL = ("optimizer.lr=0", "optimizer.min_lr=0", "train.train_iters=1000000", "t
          "parallel.distributed_timeout_seconds=60")
 
 
+def checkpoints_of(output):
+    """Returns the folders of the complete checkpoints of a run."""
+    return [manifest.parent for manifest in (output / "checkpoint").glob("step_*/manifest.textproto")
+            if manifest.parent.suffix != ".partial"]
+
+
 def tensor_bytes(step, name):
     """Returns a tensor of a checkpoint in which the shard of some rank has it whole."""
     for path in sorted(step.glob("rank_*.safetensors")):
@@ -24,7 +31,7 @@ def tensor_bytes(step, name):
         if entry:
             first, last = entry["data_offsets"]
             return data[8 + length + first:8 + length + last]
-    raise AssertionError(f"no {name} in {step}")
+    raise LookupError(f"no {name} in {step}")
 
 
 def flip_in_memory(pid, pattern):
@@ -56,25 +63,30 @@ class FlippedBit(Ranks):
         settings = [word for field in (*STILL, *fields) for word in ("--set", field)]
         return self.start(3, "--output", output, *settings)
 
-    def first_checkpoint(self, output):
-        folder = output / "checkpoint"
+    def saved_weight(self, output):
+        """Returns the bytes of the weight from a checkpoint of a run that goes on saving and
+        removing old ones."""
         deadline = time.monotonic() + 120
-        while not list(folder.glob("step_*/manifest.textproto")):
+        while True:
+            for step in checkpoints_of(output):
+                with contextlib.suppress(FileNotFoundError, LookupError):
+                    return tensor_bytes(step, NAME)
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.02)
-        return sorted(folder.glob("step_*/manifest.textproto"))[0].parent
 
     def test_it_is_named_and_not_saved(self):
         output = self.folder / "run"
         processes = self.train(output, "train.replica_check_interval=1")
-        weight = tensor_bytes(self.first_checkpoint(output), NAME)
+        weight = self.saved_weight(output)
         self.assertGreater(flip_in_memory(processes[1].pid, weight[64:320]), 0)
         told = [process.communicate(timeout=120)[1].decode() for process in processes]
         for process, text in zip(processes, told):
             self.assertEqual(process.returncode, 1, text)
             self.assertRegex(text, f"copies of '{NAME}' differ: rank 1 differs from ranks 0, 2|"
                              f"changed without a write: rank 1: '{NAME}'")
-        for step in (output / "checkpoint").glob("step_*"):
+        complete = checkpoints_of(output)
+        self.assertTrue(complete)
+        for step in complete:
             self.assertEqual(tensor_bytes(step, NAME), weight)
         verified = run(LOCKSTEP, "checkpoint", "verify", output / "checkpoint")
         self.assertEqual(verified.returncode, 0, verified.stderr)
@@ -82,7 +94,7 @@ class FlippedBit(Ranks):
     def test_without_the_check_the_run_goes_on(self):
         output = self.folder / "run"
         processes = self.train(output)
-        weight = tensor_bytes(self.first_checkpoint(output), NAME)
+        weight = self.saved_weight(output)
         self.assertGreater(flip_in_memory(processes[1].pid, weight[64:320]), 0)
         time.sleep(2)
         self.assertEqual([process.poll() for process in processes], [None] * 3)
