@@ -97,6 +97,7 @@ void Work::wait() {
     for (const auto& part : operation->parts)
       part->wait({*group.failures, operation->start, group.timeout});
   } catch (const std::exception& error) {
+    for (const auto& part : operation->parts) part->abandon();
     fail_operation(*operation, reason_of(error, operation->group->ranks));
   }
 }

@@ -26,17 +26,25 @@ class Pending {
   /// it. Throws what made it fail; CommunicationError if another rank has posted a failure, or
   /// about `timeout` after `start`. Called once.
   virtual void wait(const Waiting& waiting) = 0;
+  /// Another part of the operation has failed, so that this one is not waited for. On CPU tensors
+  /// nobody uses its tensors any more once this has returned.
+  virtual void abandon() {}
   /// Whether wait() would return at once; on a device, whether the part has ended there.
   virtual bool is_completed() const = 0;
   /// Why the part has failed, if that is known before wait().
   virtual std::optional<std::string> failure() const { return std::nullopt; }
 };
 
-/// Throws once another rank has posted a failure, and about `timeout` after `start`.
+/// The time of a wait is over.
+struct TimedOut : CommunicationError {
+  TimedOut() : CommunicationError("timed out") {}
+};
+
+/// Throws once another rank has posted a failure, and TimedOut about `timeout` after `start`.
 inline void check_wait(const Waiting& waiting) {
   if (const auto failure = waiting.failures.find()) throw CommunicationError(failure->text());
   if (std::chrono::steady_clock::now() >= waiting.start + waiting.timeout + 2 * kPatience)
-    throw CommunicationError("timed out");
+    throw TimedOut();
 }
 
 /// Calls ended(kPatience), which waits that long and returns whether it is over, until it is.

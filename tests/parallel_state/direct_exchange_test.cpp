@@ -5,8 +5,11 @@
 #include <sys/syscall.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <numeric>
+#include <optional>
+#include <thread>
 
 #include <ATen/ATen.h>
 
@@ -20,6 +23,7 @@
 namespace lockstep {
 namespace {
 
+using std::chrono::milliseconds;
 using testing::BackendLog;
 using testing::errors_of_ranks;
 using testing::run_ranks;
@@ -223,6 +227,84 @@ TEST(DirectExchange, WhatIsReadMayChangeAtOnceAfterwards) {
       EXPECT_TRUE(places.back().eq(state.rank() == 0 ? 255 : i).all().item<bool>()) << i;
     }
   });
+}
+
+TEST(DirectExchange, ACallWaitsForTheOneWhoseSpotItUses) {
+  constexpr int64_t kCalls = 17;
+  // Call 8 waits until rank 1 has taken what call 0 offers; call 16 could offer rank 2 something
+  // before call 8 does, although rank 2 calls it later.
+  const auto rows = [](int64_t call, int64_t from, int64_t to) -> int64_t {
+    if (from == to) return 1;
+    return from == 0 && (call == 8 || call == (to == 1 ? 0 : 16)) ? 1 : 0;
+  };
+  const auto start = [&](const ParallelState& state, int64_t call) {
+    std::vector<int64_t> in, out;
+    for (int64_t peer = 0; peer < 3; ++peer) {
+      in.push_back(rows(call, state.rank(), peer));
+      out.push_back(rows(call, peer, state.rank()));
+    }
+    const auto rows_in_all = [](const std::vector<int64_t>& counts) {
+      return at::ones({std::accumulate(counts.begin(), counts.end(), int64_t{0})});
+    };
+    return all_to_all(state.world(), rows_in_all(out), rows_in_all(in), out, in, "test");
+  };
+  run_ranks(3,
+            [&](const ParallelState& state) {
+              std::vector<Work> works;
+              barrier(state.world(), "begin");
+              if (state.rank() == 1) std::this_thread::sleep_for(milliseconds(1000));
+              for (int64_t call = 0; call < kCalls; ++call) {
+                works.push_back(start(state, call));
+                if (state.rank() != 0) works.back().wait();
+              }
+              std::this_thread::sleep_for(milliseconds(300));
+              for (; !works.empty(); works.pop_back()) works.back().wait();
+            },
+            {.timeout = std::chrono::seconds(5)});
+}
+
+TEST(DirectExchange, WhatChangesAfterAFailedWaitIsNotTaken) {
+  const auto errors = errors_of_ranks(3, [](const ParallelState& state) {
+    std::optional<ProcessGroup> pair;
+    if (state.rank() != 2) barrier(pair.emplace(state.group_of_ranks("pair", {0, 1})), "begin");
+    barrier(state.world(), "begin");
+    const at::Tensor mine = at::ones({kPart}, at::kByte), all = at::empty({2, kPart}, at::kByte);
+    if (state.rank() == 2) {
+      std::this_thread::sleep_for(milliseconds(300));
+      throw UsageError("rank 2 has had enough");
+    }
+    if (state.rank() == 1) {
+      std::this_thread::sleep_for(milliseconds(2000));
+      return all_gather(*pair, all, mine, "test").wait();
+    }
+    Work work = all_gather(*pair, all, mine, "test");
+    std::this_thread::sleep_for(milliseconds(100));  // a worker runs it
+    EXPECT_THROW(work.wait(), CommunicationError);
+    mine.fill_(255);
+    all.fill_(0);
+    std::this_thread::sleep_for(milliseconds(4000));
+    EXPECT_TRUE(all.eq(0).all().item<bool>());
+  });
+  EXPECT_EQ(errors[0], "");
+  EXPECT_NE(errors[1].find("all_gather of test over group pair"), std::string::npos) << errors[1];
+}
+
+TEST(DirectExchange, AWaitThatBeginsLateNamesTheRankThatDoesNotCome) {
+  const auto errors =
+      errors_of_ranks(2,
+                      [](const ParallelState& state) {
+                        const at::Tensor tensor = at::ones({5});
+                        std::vector<Work> works;
+                        barrier(state.world(), "begin");
+                        for (int i = 0; state.rank() == 0 && i < 3; ++i)
+                          works.push_back(all_reduce(state.world(), tensor, ReduceOp::sum, "test"));
+                        std::this_thread::sleep_for(milliseconds(1200));
+                        // Both workers are busy, so this thread runs it.
+                        if (state.rank() == 0) works.back().wait();
+                        std::this_thread::sleep_for(milliseconds(3000));
+                      },
+                      {.timeout = milliseconds(1500)});
+  EXPECT_NE(errors[0].find("rank 1: timed out"), std::string::npos) << errors[0];
 }
 
 /// From now on, this thread and its children may not read other processes' memory: the system

@@ -145,6 +145,31 @@ TEST(DirectMemory, MemoryThatIsGoneIsNoCrash) {
   ::munmap(gone, kBytes / 2 / 4096 * 4096);
 }
 
+TEST(DirectMemory, MoreThanTheSystemReadsAtATime) {
+  constexpr size_t kHuge = (size_t{1} << 31) + 1, kWindow = 1 << 21;
+  constexpr int kReserve = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  DirectMemory memory(/*offers=*/true);
+  ASSERT_TRUE(meet(memory, memory.card()));
+  void* const from = ::mmap(nullptr, kHuge, PROT_READ | PROT_WRITE, kReserve, -1, 0);
+  void* const to = ::mmap(nullptr, kHuge + kWindow, PROT_NONE, kReserve, -1, 0);
+  ASSERT_TRUE(from != MAP_FAILED && to != MAP_FAILED);
+  std::byte* const last = static_cast<std::byte*>(from) + kHuge - 1;
+  *last = std::byte{7};
+  // The same memory again and again, so that little of it is needed.
+  const int file = ::memfd_create("window", MFD_CLOEXEC);
+  ASSERT_EQ(::ftruncate(file, kWindow), 0);
+  for (size_t at = 0; at < kHuge; at += kWindow)
+    ASSERT_NE(::mmap(static_cast<std::byte*>(to) + at, kWindow, PROT_READ | PROT_WRITE,
+                     MAP_SHARED | MAP_FIXED, file, 0),
+              MAP_FAILED);
+  memory.read(1, static_cast<std::byte*>(to), place_of(from), kHuge);
+  EXPECT_EQ(static_cast<std::byte*>(to)[kHuge - 1], std::byte{7});
+  EXPECT_EQ(memory.bytes_read(), static_cast<int64_t>(kHuge));
+  ::munmap(from, kHuge);
+  ::munmap(to, kHuge + kWindow);
+  ::close(file);
+}
+
 TEST(DirectMemory, AllMustOfferItOnOneHost) {
   DirectMemory memory(/*offers=*/true), silent(/*offers=*/false);
   EXPECT_FALSE(meet(memory, silent.card()));

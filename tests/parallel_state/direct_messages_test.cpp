@@ -7,7 +7,9 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/parallel_state/offer_board.h"
 #include "lockstep/parallel_state/process_group_state.h"
+#include "lockstep/tests/parallel_state/impatient_group.h"
 #include "lockstep/tests/support/rank_threads.h"
 
 // Messages whose receivers read the senders' memory.
@@ -19,7 +21,7 @@ using std::chrono::milliseconds;
 using testing::errors_of_ranks;
 using testing::run_ranks;
 
-constexpr int64_t kMany = 50;  ///< messages, more than are on the board at a time
+constexpr int64_t kMany = 50;  ///< messages, more than have memory on the board at first
 
 bool reads(const ParallelState& state) {
   const auto& communicator = state.world().shared_state()->communicator;
@@ -63,6 +65,47 @@ TEST(DirectMessages, OtherCallsMayBeReceivedInAnotherOrder) {
     for (int64_t i = 0; i < kMany; ++i)
       EXPECT_TRUE(at::equal(tensors[i], numbered(kMany - 1 - i))) << i;
   });
+}
+
+TEST(DirectMessages, ABurstIsReceivedOneAfterTheOther) {
+  const auto burst = [](const ParallelState& state, int64_t count) {
+    if (state.rank() == 1) {
+      const at::Tensor tensor = at::empty({1}, at::kLong);
+      for (int64_t i = 0; i < count; ++i) {
+        receive(state.world(), tensor, 0, "test").wait();
+        ASSERT_EQ(tensor.item<int64_t>(), i);
+      }
+      return;
+    }
+    const at::Tensor numbers = at::arange(count, at::kLong);
+    std::vector<Work> works;
+    for (int64_t i = 0; i < count; ++i)
+      works.push_back(send(state.world(), numbers.narrow(0, i, 1), 1, "test"));
+    for (Work& work : works) work.wait();
+  };
+  run_ranks(2,
+            [&](const ParallelState& state) {
+              for (int round = 0; round < 50; ++round) burst(state, 400);
+              burst(state, 2 * OfferBoard::kMostMessages);
+            },
+            {.timeout = std::chrono::seconds(5)});
+}
+
+TEST(DirectMessages, TheLastOfManyMayBeReceivedFirst) {
+  run_ranks(2,
+            [](const ParallelState& state) {
+              std::vector<Work> works;
+              const auto label = [](int64_t i) { return "message " + std::to_string(i); };
+              for (int64_t i = 0; state.rank() == 0 && i < 20 * kMany; ++i)
+                works.push_back(send(state.world(), numbered(i), 1, label(i)));
+              for (Work& work : works) work.wait();
+              const at::Tensor found = at::empty({5}, at::kDouble);
+              for (int64_t i = 20 * kMany; state.rank() == 1 && i-- > 0;) {
+                receive(state.world(), found, 0, label(i)).wait();
+                EXPECT_TRUE(at::equal(found, numbered(i))) << i;
+              }
+            },
+            {.timeout = std::chrono::seconds(5)});
 }
 
 TEST(DirectMessages, ArriveWhileTheReceiverWaitsForSomethingElse) {
@@ -128,6 +171,46 @@ TEST(DirectMessages, ARankThatFailsEndsTheWaitsOfTheOthersAtOnce) {
   for (const std::string& error : errors)
     EXPECT_NE(error.find("rank 0 has had enough"), std::string::npos) << error;
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+}
+
+TEST(DirectMessages, WhatASenderHasGivenUpIsNotTaken) {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const ParallelState& state) {
+        const ProcessGroup group = testing::impatient_group(state);
+        const at::Tensor tensor = at::ones({5}, at::kDouble);
+        if (state.rank() == 0) {
+          EXPECT_THROW(send(group, tensor, 1, "test").wait(), CommunicationError);
+          tensor.fill_(255);
+          return std::this_thread::sleep_for(std::chrono::seconds(4));
+        }
+        std::this_thread::sleep_for(std::chrono::seconds(3));
+        receive(group, tensor, 0, "test").wait();
+      },
+      testing::with_impatient_group(std::chrono::seconds(1)));
+  EXPECT_EQ(errors[0], "");
+  EXPECT_NE(errors[1].find("receive"), std::string::npos) << errors[1];
+}
+
+TEST(DirectMessages, WhatAnExchangeHasGivenUpIsNotTaken) {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const ParallelState& state) {
+        const ProcessGroup group = testing::impatient_group(state);
+        const at::Tensor sent = at::ones({5}, at::kDouble), received = at::zeros({5}, at::kDouble);
+        const int64_t other = 1 - state.rank();
+        const auto swap = [&] { exchange(group, sent, other, received, other, "test").wait(); };
+        if (state.rank() == 0) {
+          EXPECT_THROW(swap(), CommunicationError);
+          sent.fill_(255);
+          return std::this_thread::sleep_for(std::chrono::seconds(5));
+        }
+        std::this_thread::sleep_for(std::chrono::seconds(3));
+        EXPECT_THROW(swap(), CommunicationError);
+        EXPECT_EQ(received.ne(255).sum().item<int64_t>(), 5);
+      },
+      testing::with_impatient_group(std::chrono::seconds(1)));
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
 TEST(DirectMessages, WhatIsNotReceivedDoesNoHarmAtTheEnd) {

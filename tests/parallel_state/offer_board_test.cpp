@@ -6,8 +6,11 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <future>
+#include <optional>
 #include <stdexcept>
+#include <string>
 
 namespace lockstep {
 namespace {
@@ -23,8 +26,6 @@ struct Boards {
   Boards() {
     for (OfferBoard* board : {&zero, &one})
       if (!board->open({zero.place(), one.place()})) throw std::runtime_error("not opened");
-    zero.close_file();
-    one.close_file();
   }
 
   OfferBoard zero{0, 2}, one{1, 2};
@@ -148,11 +149,58 @@ TEST(OfferBoard, AnotherProcessAnswersManyTimes) {
 }
 
 TEST(OfferBoard, APageThatCannotBeOpenedIsNoCrash) {
-  OfferBoard zero(0, 2), one(1, 2);
-  OfferBoard::Place gone = one.place();
-  one.close_file();
+  OfferBoard zero(0, 2);
+  std::optional<OfferBoard> one(std::in_place, 1, 2);
+  const OfferBoard::Place gone = one->place();
+  one.reset();
   EXPECT_FALSE(zero.open({zero.place(), gone}));
-  EXPECT_FALSE(zero.open({zero.place(), one.place()}));
+  EXPECT_FALSE(zero.open({zero.place(), {}}));
+}
+
+TEST(OfferBoard, AFileThatIsNoPageStaysAsItIs) {
+  OfferBoard zero(0, 2), one(1, 2), alone(0, 1);
+  std::FILE* const file = std::tmpfile();
+  ASSERT_NE(file, nullptr);
+  const std::string text(1 << 21, 'x');  // larger than a page of two ranks
+  ASSERT_EQ(std::fwrite(text.data(), 1, text.size(), file), text.size());
+  ASSERT_EQ(std::fflush(file), 0);
+  OfferBoard::Place elsewhere = one.place();
+  elsewhere.file = ::fileno(file);
+  EXPECT_FALSE(zero.open({zero.place(), elsewhere}));
+  std::string found(text.size(), ' ');
+  EXPECT_EQ(::pread(::fileno(file), found.data(), found.size(), 0),
+            static_cast<ssize_t>(found.size()));
+  EXPECT_EQ(found, text);
+  std::fclose(file);
+  OfferBoard::Place other_word = one.place();
+  ++other_word.word;
+  EXPECT_FALSE(zero.open({zero.place(), other_word}));
+  EXPECT_FALSE(zero.open({zero.place(), alone.place()}));  // too small
+  EXPECT_TRUE(zero.open({zero.place(), one.place()}));
+}
+
+TEST(OfferBoard, ManyMessagesToSeveralRanksAreFoundInAnyOrder) {
+  constexpr uint64_t kMost = OfferBoard::kMostMessages;
+  OfferBoard zero(0, 3), one(1, 3), two(2, 3);
+  for (OfferBoard* board : {&zero, &one, &two})
+    ASSERT_TRUE(board->open({zero.place(), one.place(), two.place()}));
+  for (uint64_t number = 0; number < kMost; ++number)
+    for (const int peer : {0, 2}) {
+      const uint64_t address = 10 * number + static_cast<uint64_t>(peer);
+      ASSERT_TRUE(one.try_post(peer, {kCall, number, address, 1}));
+    }
+  for (const int peer : {0, 2}) {
+    const OfferBoard::Offer later = {kCall, kMost, 1, 1};
+    OfferBoard& reader = peer == 0 ? zero : two;
+    EXPECT_FALSE(one.try_post(peer, later));
+    for (uint64_t number = kMost; number-- > 0;) {
+      const auto found = reader.find(1, {kCall, number, 0, 1});
+      ASSERT_TRUE(found);
+      ASSERT_EQ(found->address, 10 * number + static_cast<uint64_t>(peer));
+      reader.take(1, *found);
+    }
+    EXPECT_TRUE(one.try_post(peer, later));
+  }
 }
 
 TEST(OfferBoard, ALargeGroupHasNone) {

@@ -19,6 +19,7 @@ namespace lockstep {
 namespace {
 
 constexpr char kVariable[] = "LOCKSTEP_DIRECT_MEMORY";
+constexpr int64_t kMostBytes = 1 << 26;  // of one read
 
 DirectMemory::Secret draw_secret() {
   std::random_device random;
@@ -103,9 +104,11 @@ void DirectMemory::check(int peer) const {
 }
 
 void DirectMemory::read(int peer, std::byte* to, uint64_t address, int64_t bytes) const {
-  if (bytes == 0) return;
   const Card& card = cards_.at(static_cast<size_t>(peer));
-  const int error = try_to_read(card, to, address, bytes);
+  int error = 0;
+  for (int64_t at = 0; at < bytes && error == 0; at += kMostBytes)
+    error = try_to_read(card, to + at, address + static_cast<uint64_t>(at),
+                        std::min(kMostBytes, bytes - at));
   if (error != 0)
     throw PeerError(
         fmt::format("{} bytes of the memory of ", bytes), peer,

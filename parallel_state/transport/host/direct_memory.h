@@ -56,8 +56,8 @@ class DirectMemory {
   /// it has ended or given up.
   void check(int peer) const;
 
-  /// Reads `bytes` bytes (up to 1 GiB) at `address` in the memory of rank `peer` of the group.
-  /// CommunicationError names the rank and the reason.
+  /// Reads `bytes` bytes at `address` in the memory of rank `peer` of the group. CommunicationError
+  /// names the rank and the reason.
   void read(int peer, std::byte* to, uint64_t address, int64_t bytes) const;
 
   /// From now on all reads of this rank's memory fail. Call it before memory that another rank may
@@ -68,7 +68,7 @@ class DirectMemory {
   int64_t bytes_read() const { return bytes_read_; }
 
  private:
-  /// An errno; 0 if all is well.
+  /// Up to 1 GiB: the system reads less than 2 GiB at a time. An errno; 0 if all is well.
   int try_to_read(const Card& card, std::byte* to, uint64_t address, int64_t bytes) const noexcept;
 
   Card card_;

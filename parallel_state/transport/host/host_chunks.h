@@ -31,8 +31,13 @@ constexpr int64_t direct_chunk_bytes(int64_t item) {
   return kChunk / item * item;
 }
 
-/// Size of the memory where the other ranks' chunks arrive, for the slice of `numel` elements that
-/// a rank adds.
+/// Size of the memory where chunks arrive that are read, for the slice of `numel` elements that a
+/// rank adds.
+constexpr int64_t direct_scratch_bytes(int64_t numel, int64_t size, int64_t item) {
+  return size == 1 ? 0 : size * std::min(numel * item, direct_chunk_bytes(item));
+}
+
+/// Size of the memory where the other ranks' chunks arrive as messages, for such a slice.
 constexpr int64_t host_scratch_bytes(int64_t numel, int64_t size, int64_t item) {
   if (size == 1) return 0;
   const int64_t chunk = host_chunk_bytes(size, item);

@@ -28,11 +28,26 @@ bool HostTask::wait_for(std::chrono::milliseconds patience) {
 }
 
 void HostTask::wait(const Waiting& waiting) {
-  if (exchange_) {
-    exchange_->run_queued(*this, [&] { check_wait(waiting); });
-    look_for_a_while([this] { return done_.load(); });
+  try {
+    if (exchange_->direct_reading()) {
+      exchange_->run_queued(*this, [&] { check_wait(waiting); });
+      look_for_a_while([this] { return done_.load(); });
+    }
+    wait_in_turns(waiting, [this](auto patience) { return wait_for(patience); });
+  } catch (...) {
+    abandon(std::current_exception());
+    throw;
   }
-  wait_in_turns(waiting, [this](auto patience) { return wait_for(patience); });
+}
+
+void HostTask::abandon() {
+  abandon(std::make_exception_ptr(CommunicationError("another part has failed")));
+}
+
+void HostTask::abandon(const std::exception_ptr& error) {
+  if (!done_) exchange_->give_up(error);
+  std::unique_lock<std::mutex> lock(mutex_);
+  ended_.wait(lock, [this] { return done_.load(); });
 }
 
 bool HostTask::is_completed() const { return done_; }
@@ -72,7 +87,6 @@ bool HostExchange::agree_on_reading(bool offers_memory) {
   board_ = std::make_unique<OfferBoard>(rank_, size_);
   const bool can = board_->open(gather_now(board_->place())) && memory_->can_read_all();
   const std::vector<char> all = gather_now(static_cast<char>(can));
-  board_->close_file();
   return std::find(all.begin(), all.end(), 0) == all.end();
 }
 
@@ -81,23 +95,36 @@ void HostExchange::greet(Reading reading) {
     gather_now('\0');
   else if (agree_on_reading(reading == Reading::offered))
     direct_.emplace(*memory_, *board_);
+  if (direct_) return;
+  board_.reset();
+  memory_.reset();
 }
 
 HostExchange::~HostExchange() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     ended_ = true;
-    if (memory_) memory_->withdraw();
-    for (HostMessages* messages : under_way_) messages->give_up();
+    abandon();
   }
   wake_.notify_all();
   for (std::thread& worker : workers_) worker.join();
 }
 
+void HostExchange::abandon() {
+  if (memory_) memory_->withdraw();
+  for (HostMessages* messages : under_way_) messages->give_up();
+}
+
+void HostExchange::give_up(const std::exception_ptr& error) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!broken_) broken_ = error;
+  abandon();
+}
+
 std::shared_ptr<HostTask> HostExchange::enqueue(uint64_t identity,
                                                 std::function<void(HostTransfers&)> body) {
   auto task = std::make_shared<HostTask>();
-  if (direct_) task->exchange_ = this;
+  task->exchange_ = this;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     queue_.push_back({task, std::move(body), identity,
@@ -110,8 +137,12 @@ std::shared_ptr<HostTask> HostExchange::enqueue(uint64_t identity,
 }
 
 bool HostExchange::may_start(const Entry& entry) const {
+  // Where memory is read, two calls of one spot could put their offers there in either order.
+  const bool counts = direct_ && entry.identity != Transport::kUncounted;
   return std::none_of(under_way_.begin(), under_way_.end(), [&](const HostMessages* messages) {
-    return messages->same_tags(entry.identity, entry.number);
+    const bool other_counts = messages->identity() != Transport::kUncounted;
+    return messages->same_tags(entry.identity, entry.number) ||
+           (counts && other_counts && messages->number() + OfferBoard::kCalls <= entry.number);
   });
 }
 
@@ -138,7 +169,7 @@ void HostExchange::run_first(std::unique_lock<std::mutex>& lock, HostScratch& sc
   lock.unlock();
   if (!error) error = run(entry, *transfers);
   lock.lock();
-  if (error) broken_ = error;
+  if (error && !broken_) broken_ = error;
   std::erase(under_way_, &transfers->messages());
   if (!queue_.empty()) wake_.notify_one();  // a worker may have waited for these tags
   lock.unlock();

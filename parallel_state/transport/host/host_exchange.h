@@ -32,14 +32,17 @@ class HostTask : public Pending {
  public:
   /// Waits up to `patience`. Returns whether the task has ended; throws what made it fail.
   bool wait_for(std::chrono::milliseconds patience);
+  /// Once it has returned or thrown, nobody uses the task's tensors any more.
   void wait(const Waiting& waiting) override;
+  void abandon() override;
   bool is_completed() const override;
 
  private:
   friend class HostExchange;
   void end(std::exception_ptr error);
+  void abandon(const std::exception_ptr& error);
 
-  HostExchange* exchange_ = nullptr;  ///< if the thread that waits may run it
+  HostExchange* exchange_ = nullptr;
   std::mutex mutex_;
   std::condition_variable ended_;
   std::atomic<bool> done_ = false;
@@ -58,9 +61,10 @@ class HostTask : public Pending {
 /// source. Otherwise parts are messages, and a broadcast uses a binomial tree.
 ///
 /// A reduction is cut into chunks; a chunk is added while it is in the cache, and while the next
-/// message arrives. Tasks start in the order of the calls, which must be the same on all ranks; two
-/// are in progress at a time. Where memory is read, a thread that waits for a task that has not
-/// started yet runs it, and those before it, itself: that takes less time than waking another.
+/// message arrives. Tasks start in the order of the calls, which must be the same on all ranks. Two
+/// threads run them. Where memory is read, a thread that waits for a task that has not started yet
+/// runs it, and those before it, itself: that takes less time than waking another. There a task
+/// waits for those that come OfferBoard::kCalls or more before it.
 ///
 /// The tag of a message is made of its number of bytes, the `identity` of the call and its place
 /// among the calls, modulo 32: a task waits while one with the same tags is in progress, so that a
@@ -93,6 +97,9 @@ class HostExchange {
   /// Runs the task, and those before it, on this thread if no other thread has started them.
   /// `check` as for HostTransfers.
   void run_queued(const HostTask& task, const std::function<void()>& check);
+  /// Ends the tasks in progress soon; later ones end at once, with that error unless another came
+  /// first. No other rank reads this one's memory any more.
+  void give_up(const std::exception_ptr& error);
 
   /// Tensors are contiguous; a task keeps their memory alive, but not their autograd graphs.
   /// `tensor` [n elements], in place.
@@ -130,6 +137,8 @@ class HostExchange {
   /// Returns the error, if there is one.
   std::exception_ptr run(const Entry& entry, HostTransfers& transfers);
   bool may_start(const Entry& entry) const;
+  /// Ends what is under way, and the others' reads of this rank's memory. Needs the lock.
+  void abandon();
   template <class T>
   std::vector<T> gather_now(const T& mine);
   bool agree_on_reading(bool offers_memory);

@@ -45,6 +45,8 @@ class HostMessages {
   bool same_tags(uint64_t identity, uint64_t number) const {
     return identity == identity_ && number % kNumbers == number_ % kNumbers;
   }
+  uint64_t identity() const { return identity_; }
+  uint64_t number() const { return number_; }
 
   /// Post a message. The memory must live until finish(). Empty messages are not sent.
   Message send(std::byte* data, int64_t bytes, int peer, int stage = 0) {

@@ -24,8 +24,13 @@ struct HostMessenger::Message : Pending {
       : owner(messenger), tensor(data.detach()), peer(other), sends(is_send) {}
 
   void wait(const Waiting& waiting) override { owner.wait_for(*this, waiting); }
+  void abandon() override {
+    const std::lock_guard<std::mutex> lock(owner.mutex_);
+    owner.abandon(*this, std::make_exception_ptr(CommunicationError("another part has failed")));
+  }
   bool is_completed() const override { return done; }
   void end(std::exception_ptr failure = nullptr) {
+    if (failure && sends) owner.reading_.memory.withdraw();
     error = std::move(failure);
     done = true;
   }
@@ -34,6 +39,7 @@ struct HostMessenger::Message : Pending {
   const at::Tensor tensor;
   const int peer;
   const bool sends;
+  uint64_t turn = 0;  ///< of a message to send, among those to its peer
   OfferBoard::Offer offer = {};
   std::optional<OfferBoard::Posted> posted = {};  ///< once a message to send is on the board
   std::exception_ptr error = {};
@@ -71,18 +77,27 @@ std::shared_ptr<Pending> HostMessenger::post(const at::Tensor& tensor, int peer,
   message->offer = {kind, next_[{peer, sends, kind}]++,
                     reinterpret_cast<uintptr_t>(tensor.const_data_ptr()), bytes};
   if (bytes == 0) message->end();
-  if (message->done || advance(*message)) return message;
+  if (message->done) return message;
+  if (sends) message->turn = turns_[peer].given++;
+  if (advance(*message)) return message;
   under_way_.push_back(message);
   if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
   if (under_way_.size() == 1) changed_.notify_one();
   return message;
 }
 
+void HostMessenger::post_in_turn(Message& message) {
+  Turns& turns = turns_[message.peer];
+  if (message.turn != turns.posted) return;
+  message.posted = reading_.board.try_post(message.peer, message.offer);
+  if (message.posted) ++turns.posted;
+}
+
 bool HostMessenger::advance(Message& message) {
   const OfferBoard::Offer& offer = message.offer;
   try {
     if (message.sends) {
-      if (!message.posted) message.posted = reading_.board.try_post(message.peer, offer);
+      if (!message.posted) post_in_turn(message);
       if (!message.posted || !reading_.board.is_taken(message.peer, *message.posted)) return false;
     } else {
       const auto found = reading_.board.find(message.peer, offer);
@@ -115,6 +130,12 @@ void HostMessenger::check_peers() {
   });
 }
 
+void HostMessenger::abandon(Message& message, std::exception_ptr error) {
+  if (message.done) return;
+  message.end(std::move(error));
+  std::erase_if(under_way_, [&](const auto& one) { return one.get() == &message; });
+}
+
 void HostMessenger::wait_for(Message& message, const Waiting& waiting) {
   std::unique_lock<std::mutex> lock(mutex_);
   ++waiting_;
@@ -122,9 +143,7 @@ void HostMessenger::wait_for(Message& message, const Waiting& waiting) {
     wait_for(message, {waiting.failures, Clock::now(), waiting.timeout}, lock);
   } catch (...) {
     --waiting_;
-    // What was offered may still be read, so it stays; nothing is written any more.
-    if (!message.sends)
-      std::erase_if(under_way_, [&](const auto& one) { return one.get() == &message; });
+    abandon(message, std::current_exception());
     throw;
   }
   --waiting_;

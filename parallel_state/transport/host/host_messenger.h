@@ -19,7 +19,12 @@ namespace lockstep {
 
 /// Messages between two ranks of a group on one host: the receiver reads the sender's memory. A
 /// message is found by its identity, its number of bytes and its place among those of this kind, so
-/// messages of different calls need not be received in the order in which they were sent.
+/// messages of different calls need not be received in the order in which they were sent. Up to
+/// OfferBoard::kMostMessages can be found at a time, of those from one rank to another, or as many
+/// as the system has memory for; later ones follow in their order.
+///
+/// A send that fails, or whose wait throws, withdraws this rank's memory: its caller may then
+/// change or free what a receiver could still find.
 ///
 /// The thread that waits for a message advances all that are under way. While nobody waits, a
 /// thread of the messenger does so, every millisecond: a message that is sent and whose receive
@@ -38,6 +43,9 @@ class HostMessenger {
 
  private:
   struct Message;
+  struct Turns {
+    uint64_t given = 0, posted = 0;
+  };
   using Messages = std::list<std::shared_ptr<Message>>;
 
   std::shared_ptr<Pending> post(const at::Tensor& tensor, int peer, uint64_t identity, bool sends);
@@ -48,6 +56,9 @@ class HostMessenger {
   /// Ends all messages that can end. Needs the lock.
   void advance();
   bool advance(Message& message);
+  void post_in_turn(Message& message);
+  /// Ends a message that is not done; needs the lock.
+  void abandon(Message& message, std::exception_ptr error);
   /// Ends those whose peers cannot answer any more. Needs the lock.
   void check_peers();
 
@@ -56,8 +67,10 @@ class HostMessenger {
   std::mutex mutex_;
   std::condition_variable changed_;
   Messages under_way_;
-  std::map<std::tuple<int, bool, uint64_t>, uint64_t> next_;  ///< by peer, direction and identity
-  int waiting_ = 0;                                           ///< threads in wait_for()
+  /// By peer, direction and identity. Both ends count, so it keeps one for each kind of message.
+  std::map<std::tuple<int, bool, uint64_t>, uint64_t> next_;
+  std::map<int, Turns> turns_;  ///< of the messages to send, by peer
+  int waiting_ = 0;             ///< threads in wait_for()
   bool ended_ = false;
   std::thread worker_;
 };

@@ -113,7 +113,8 @@ class ReadSlices : public SliceTransport {
  public:
   explicit ReadSlices(const SliceTask& task)
       : task_(task),
-        scratch_(task.transfers.messages().reserve(task.size * slot_bytes())),
+        scratch_(task.transfers.messages().reserve(
+            direct_scratch_bytes(task.numel(), task.size, task.slices.item))),
         sources_(static_cast<size_t>(task.size)) {}
 
   void begin() override {

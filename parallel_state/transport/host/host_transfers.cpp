@@ -4,6 +4,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/peer_error.h"
+#include "lockstep/parallel_state/pending.h"
 
 namespace lockstep {
 namespace {
@@ -31,8 +32,13 @@ OfferBoard::Check HostTransfers::checks(int peer) {
   return [this, peer, end = std::chrono::steady_clock::now() + timeout_] {
     messages_.check_not_given_up();
     reading_->memory.check(peer);
-    if (check_) check_();
-    if (std::chrono::steady_clock::now() >= end) throw PeerError("", peer, ": timed out");
+    const auto timed_out = [peer] { return PeerError("", peer, ": timed out"); };
+    try {
+      if (check_) check_();
+    } catch (const TimedOut&) {
+      throw timed_out();
+    }
+    if (std::chrono::steady_clock::now() >= end) throw timed_out();
   };
 }
 

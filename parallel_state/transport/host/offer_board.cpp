@@ -4,23 +4,53 @@
 #include <fmt/format.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <climits>
 #include <ctime>
+#include <random>
 
 namespace lockstep {
 namespace {
 
-constexpr uint64_t kNumbers = 8;          // calls with spots of their own
-constexpr uint64_t kRows = kNumbers + 1;  // the last one is for calls without a number
-constexpr int kMessages = 16;             // under way from one rank to another
-constexpr uint64_t kSpots = kRows * OfferBoard::kStages + kMessages;
+constexpr uint64_t kRows = OfferBoard::kCalls + 1;  // the last one is for calls without a number
+constexpr int kFirstMessages = 16;                  // whose spots have memory from the beginning
+constexpr int kLaterMessages = OfferBoard::kMostMessages - kFirstMessages;
 constexpr long kSleepNs = 50'000'000;
 
-void* map(int file, size_t bytes) {
-  void* const page = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+/// Gives that part of the file memory: if it were missing later, that would end the process.
+bool give_memory(int file, size_t begin, size_t bytes) {
+  int error = EINTR;
+  while (error == EINTR)
+    error = ::posix_fallocate(file, static_cast<off_t>(begin), static_cast<off_t>(bytes));
+  return error == 0;
+}
+
+bool is_page(int file, uint64_t word, size_t bytes) {
+  struct stat status = {};
+  if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode) ||
+      static_cast<size_t>(status.st_size) < bytes)
+    return false;
+  void* const begin = ::mmap(nullptr, sizeof word, PROT_READ, MAP_SHARED, file, 0);
+  if (begin == MAP_FAILED) return false;
+  const bool same = *static_cast<const uint64_t*>(begin) == word;
+  ::munmap(begin, sizeof word);
+  return same;
+}
+
+void* map_page(const OfferBoard::Place& place, size_t bytes) {
+  if (place.file < 0) return nullptr;
+  const std::string path = fmt::format("/proc/{}/fd/{}", place.process, place.file);
+  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (file < 0) return nullptr;
+  void* const page = is_page(file, place.word, bytes)
+                         ? ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)
+                         : MAP_FAILED;
+  ::close(file);
   return page == MAP_FAILED ? nullptr : page;
 }
 
@@ -36,15 +66,30 @@ void wake_all(std::atomic<uint32_t>& word) {
 
 }  // namespace
 
+/// From one rank to one reader.
+struct OfferBoard::Lane {
+  Spot calls[kRows * kStages];
+  Spot messages[kFirstMessages];
+  alignas(64) std::atomic<uint32_t> used;  ///< spots for messages, up to the last one with one
+};
+
 OfferBoard::OfferBoard(int rank, int size)
     : rank_(rank), size_(size), pages_(static_cast<size_t>(size)) {
   static_assert(std::atomic<uint32_t>::is_always_lock_free);
-  if (size > kMostRanks) return;
+  if (size <= kMostRanks) make_page();
+}
+
+void OfferBoard::make_page() {
   constexpr unsigned kNoExecSeal = 8;  // some systems insist on it, older ones do not know it
   for (const unsigned flag : {kNoExecSeal, 0U})
     if (file_ < 0) file_ = ::memfd_create("lockstep-offers", MFD_CLOEXEC | flag);
-  // Memory that is missing later would end the process.
-  if (file_ >= 0 && ::posix_fallocate(file_, 0, static_cast<off_t>(bytes())) != 0) close_file();
+  if (file_ < 0) return;
+  std::random_device random;
+  word_ = uint64_t{random()} << 32 | random();
+  if (!give_memory(file_, 0, bytes_at_first()) ||
+      ::ftruncate(file_, static_cast<off_t>(bytes())) != 0 ||
+      ::pwrite(file_, &word_, sizeof word_, 0) != sizeof word_)
+    close_file();
 }
 
 OfferBoard::~OfferBoard() {
@@ -53,21 +98,19 @@ OfferBoard::~OfferBoard() {
     if (page) ::munmap(page, bytes());
 }
 
-size_t OfferBoard::bytes() const {
-  return sizeof(Head) + static_cast<size_t>(size_) * kSpots * sizeof(Spot);
+size_t OfferBoard::bytes_at_first() const {
+  return sizeof(Head) + static_cast<size_t>(size_) * sizeof(Lane);
 }
 
-OfferBoard::Place OfferBoard::place() const { return {::getpid(), file_}; }
+size_t OfferBoard::bytes() const {
+  return bytes_at_first() + static_cast<size_t>(size_) * kLaterMessages * sizeof(Spot);
+}
+
+OfferBoard::Place OfferBoard::place() const { return {::getpid(), file_, word_}; }
 
 bool OfferBoard::open(const std::vector<Place>& places) {
   for (size_t owner = 0; owner < pages_.size(); ++owner) {
-    const Place& place = places.at(owner);
-    if (place.file < 0) return false;
-    const std::string path = fmt::format("/proc/{}/fd/{}", place.process, place.file);
-    const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-    if (file < 0) return false;
-    pages_[owner] = static_cast<Head*>(map(file, bytes()));
-    ::close(file);
+    pages_[owner] = static_cast<Head*>(map_page(places.at(owner), bytes()));
     if (!pages_[owner]) return false;
   }
   return true;
@@ -80,17 +123,25 @@ void OfferBoard::close_file() {
 
 OfferBoard::Spot& OfferBoard::spot(int owner, int reader, int stage, uint64_t identity,
                                    uint64_t number) const {
-  const uint64_t row = identity == 0 ? kNumbers : number % kNumbers;
-  return spots(owner, reader)[row * kStages + static_cast<uint64_t>(stage)];
+  const uint64_t row = identity == 0 ? kCalls : number % kCalls;
+  return lane(owner, reader).calls[row * kStages + static_cast<uint64_t>(stage)];
 }
 
-OfferBoard::Spot* OfferBoard::spots(int owner, int reader) const {
-  Spot* const first = reinterpret_cast<Spot*>(&page(owner) + 1);
-  return first + static_cast<size_t>(reader) * kSpots;
+OfferBoard::Lane& OfferBoard::lane(int owner, int reader) const {
+  return reinterpret_cast<Lane*>(&page(owner) + 1)[reader];
 }
 
 OfferBoard::Spot& OfferBoard::message_spot(int owner, int reader, int number) const {
-  return spots(owner, reader)[kRows * kStages + static_cast<size_t>(number)];
+  if (number < kFirstMessages) return lane(owner, reader).messages[number];
+  Spot* const later = reinterpret_cast<Spot*>(&lane(owner, size_));
+  return later[reader * kLaterMessages + number - kFirstMessages];
+}
+
+bool OfferBoard::has_memory(int peer, int number) const {
+  if (number < kFirstMessages) return true;
+  const auto begin = reinterpret_cast<std::byte*>(&message_spot(rank_, peer, number)) -
+                     reinterpret_cast<std::byte*>(&page(rank_));
+  return number < kMostMessages && give_memory(file_, static_cast<size_t>(begin), sizeof(Spot));
 }
 
 template <class Done>
@@ -168,16 +219,22 @@ void OfferBoard::sleep(uint32_t bell) {
 }
 
 std::optional<OfferBoard::Posted> OfferBoard::try_post(int peer, const Offer& message) {
-  for (int number = 0; number < kMessages; ++number) {
-    Spot& place = message_spot(rank_, peer, number);
-    const uint32_t state = place.state.load(std::memory_order_acquire);
-    if (state % 2 == 1) continue;
-    place.offer = message;
-    place.state = state + 1;
-    ring(peer);
-    return Posted{number, state + 1, message.address};
-  }
-  return std::nullopt;
+  std::atomic<uint32_t>& used = lane(rank_, peer).used;
+  auto end = static_cast<int>(used.load(std::memory_order_relaxed));
+  const auto is_in_use = [&](int number) {
+    return message_spot(rank_, peer, number).state.load(std::memory_order_acquire) % 2 == 1;
+  };
+  while (end > 0 && !is_in_use(end - 1)) --end;
+  int number = 0;
+  while (number < end && is_in_use(number)) ++number;
+  if (number == end && !has_memory(peer, number)) return std::nullopt;
+  Spot& place = message_spot(rank_, peer, number);
+  const uint32_t ticket = place.state.load(std::memory_order_relaxed) + 1;
+  place.offer = message;
+  place.state = ticket;
+  used.store(static_cast<uint32_t>(std::max(end, number + 1)), std::memory_order_release);
+  ring(peer);
+  return Posted{number, ticket, message.address};
 }
 
 bool OfferBoard::is_taken(int peer, const Posted& posted) const {
@@ -186,7 +243,8 @@ bool OfferBoard::is_taken(int peer, const Posted& posted) const {
 }
 
 std::optional<OfferBoard::Posted> OfferBoard::find(int peer, const Offer& message) const {
-  for (int number = 0; number < kMessages; ++number) {
+  const auto end = static_cast<int>(lane(peer, rank_).used.load(std::memory_order_acquire));
+  for (int number = 0; number < end; ++number) {
     const Spot& place = message_spot(peer, rank_, number);
     const uint32_t state = place.state.load(std::memory_order_acquire);
     if (state % 2 == 1 && place.offer.identity == message.identity &&
