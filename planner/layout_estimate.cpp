@@ -209,10 +209,10 @@ double LayoutEstimator::seconds(const JobLayout& layout) {
   const double output = output_seconds(layout);
   const double microbatches =
       real(*config_.train.global_batch_size) / real(layout.micro_batch_size * shape.data_parallel);
-  double slots = microbatches;
+  double idle = 0;  // micro-batches for which the pipeline idles
   if (layout.pipeline > 1)
-    slots += real(layout.pipeline - 1) / real(layout.chunks) /
-             (layout.schedule == PipelineScheduleFamily::zb_h1 ? 3 : 1);
+    idle = real(layout.pipeline - 1) / real(layout.chunks) /
+           (layout.schedule == PipelineScheduleFamily::zb_h1 ? 3 : 1);
   const double stream = real(layout.micro_batch_size * config_.model.seq_length) *
                         real(config_.model.hidden_size) * element_bytes_ /
                         real(layout.context * layout.tensor);
@@ -222,8 +222,12 @@ double LayoutEstimator::seconds(const JobLayout& layout) {
       layout.sharding == ShardingStrategy::no_shard ? 1 : real(shape.replicas / layout.instances);
   const double update = kernel("adamw", 0, shape.parameters / shards * kOptimizerBytes) +
                         kernel("sum_of_squares", 0, shape.parameters / shards * kGradientBytes);
-  return slots * (forward + backward) + microbatches * output + messages + update +
-         exposed_over_replicas(layout, forward, backward, microbatches);
+  const double busy = microbatches * (forward + backward + output) + messages + update +
+                      exposed_over_replicas(layout, forward, backward, microbatches);
+  const double seconds = busy + idle * (forward + backward);
+  if (machine_.cores == 0) return seconds;
+  // Ranks that idle leave their core to the others.
+  return std::max(seconds, busy * real(world_size_) / real(machine_.cores));
 }
 
 }  // namespace lockstep

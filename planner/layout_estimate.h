@@ -20,9 +20,9 @@ class LayoutEstimator {
   /// Seconds of a training step. A layer is four matrix products, attention's core and memory
   /// traffic. Each micro-batch adds its tensor-, context- and expert-parallel communication;
   /// attention hides the context-parallel part. The pipeline idles for (stages - 1) / chunks
-  /// micro-batches. Reductions and gathers over data-parallel ranks count only as far as the last
-  /// backward and the next forward do not hide them. ConfigError if the machine has no link for the
-  /// layout.
+  /// micro-batches, during which ranks that share cores leave theirs to others. Reductions and
+  /// gathers over data-parallel ranks count only as far as the last backward and the next forward
+  /// do not hide them. ConfigError if the machine has no link for the layout.
   double seconds(const JobLayout& layout);
 
   /// A lower bound of the bytes of weights, gradients and optimizer state that some rank needs: no

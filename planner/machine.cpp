@@ -35,7 +35,13 @@ double operator_time(const std::vector<Machine::Point>& points, double work) {
 }
 
 double collective_time(const std::vector<Machine::Point>& points, double bytes) {
-  return time_at(points, std::max(bytes, points.front().work));
+  if (bytes <= points.front().work) return points.front().seconds;
+  const auto next = std::find_if(points.begin(), points.end(),
+                                 [&](const Machine::Point& point) { return point.work > bytes; });
+  if (next == points.end()) return points.back().seconds * bytes / points.back().work;
+  const Machine::Point& before = *(next - 1);
+  return std::lerp(before.seconds, next->seconds,
+                   (bytes - before.work) / (next->work - before.work));
 }
 
 const Machine::Times* times_of(const std::vector<Machine::Times>& all,

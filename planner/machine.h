@@ -44,6 +44,7 @@ struct Machine {
 
   std::string name = {};
   int64_t ranks_per_host = 1;
+  int64_t cores = 0;  ///< of a host, which more ranks share; 0: each rank has its own device
   double half_flops_per_s = 0;  ///< peak of matrix products in bf16 and fp16
   double wide_flops_per_s = 0;  ///< of fp32 and fp64
   double fp8_flops_per_s = 0;   ///< of 8-bit floats; 0: as bf16

@@ -196,6 +196,13 @@ Machine parse_machine(const std::string& text, const std::string& origin) {
     machine.between_hosts = reader.link("between_hosts", message.between_hosts());
   machine.launch_s = 1e-6 * reader.not_negative("launch_us", message.launch_us());
   machine.synchronous = message.synchronous();
+  if (message.has_cores()) {
+    require<ConfigError>(
+        message.cores() >= 1 && message.cores() < machine.ranks_per_host && machine.synchronous,
+        "{}: cores: found {}, allowed: 1 to {}, fewer than ranks_per_host, with synchronous: true",
+        origin, message.cores(), machine.ranks_per_host - 1);
+    machine.cores = message.cores();
+  }
   machine.operators = reader.operators(message.operator_());
   return machine;
 }
@@ -220,6 +227,7 @@ std::string machine_text(const Machine& machine) {
     write_link(machine.between_hosts, *message.mutable_between_hosts());
   message.set_launch_us(1e6 * machine.launch_s);
   message.set_synchronous(machine.synchronous);
+  if (machine.cores > 0) message.set_cores(machine.cores);
   for (const Machine::Times& times : machine.operators) {
     proto::MachineOperator* const one = message.add_operator_();
     one->set_name(times.name);

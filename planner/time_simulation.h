@@ -49,9 +49,12 @@ struct StepTime {
 ///
 /// The host takes Machine::launch_s for each kernel and operation, and waits for its device when it
 /// reads from it. Otherwise it runs ahead, unless the machine is synchronous: there launches and
-/// kernels alternate. All ranks of a class (see JobGroups) take the same time, in an operation that
-/// of the rank of the class whose group has the worst placement on hosts.
+/// kernels alternate. If the ranks of a host share Machine::cores, everything that runs at a moment
+/// gets an equal share of them: the time of a kernel then includes that without a core. All ranks
+/// of a class (see JobGroups) take the same time, in an operation that of the rank of the class
+/// whose group has the worst placement on hosts.
 ///
+/// ConfigError if ranks share cores and are on several hosts.
 /// UsageError: programs without kernels or with fewer than two steps, or whose ranks wait for each
 /// other in a cycle, which prove_order() explains; also as for JobGroups.
 StepTime simulate_step(const JobProgram& job, const Machine& machine);

@@ -100,22 +100,23 @@ TEST(MachineFile, MeasuredCollectivesTakeWhatWasMeasured) {
   const std::string link = "latency_us: 2 ";
   text.insert(text.find(link) + link.size(),
               "occupancy: 0.5 collective { name: \"all_reduce\" point { work: 100 us: 20 }\n"
-              "point { work: 400 us: 80 } } collective { name: \"send\" point { work: 1 us: 7 } }");
+              "point { work: 400 us: 50 } } collective { name: \"send\" point { work: 1 us: 7 } }");
   const Machine machine = parse_machine(text, "m");
   const auto transfer = [&](Kind kind, int64_t bytes) {
     return machine.transfer({.operation = {.kind = kind, .position = 1}, .bytes = bytes}, {0, 1},
                             0);
   };
   EXPECT_DOUBLE_EQ(transfer(Kind::all_reduce, 10).seconds, 20e-6);
-  EXPECT_NEAR(transfer(Kind::all_reduce, 200).seconds, 40e-6, 1e-18);
-  EXPECT_DOUBLE_EQ(transfer(Kind::all_reduce, 800).seconds, 160e-6);
+  EXPECT_NEAR(transfer(Kind::all_reduce, 200).seconds, 30e-6, 1e-18);
+  EXPECT_DOUBLE_EQ(transfer(Kind::all_reduce, 400).seconds, 50e-6);
+  EXPECT_DOUBLE_EQ(transfer(Kind::all_reduce, 800).seconds, 100e-6);
   EXPECT_DOUBLE_EQ(transfer(Kind::send, 2).seconds, 14e-6);
   EXPECT_DOUBLE_EQ(transfer(Kind::all_reduce, 10).occupancy, 0.5);
   // The steps beyond those of two ranks are added. For 600 bytes each rank sends 800.
   EXPECT_DOUBLE_EQ(
       machine.transfer({.operation = {.kind = Kind::all_reduce}, .bytes = 600}, {0, 1, 2}, 0)
           .seconds,
-      160e-6 + (4 - 2) * 2e-6);
+      100e-6 + (4 - 2) * 2e-6);
   // All-gather was not measured: for 300 bytes the rank sends 300.
   EXPECT_DOUBLE_EQ(transfer(Kind::all_gather, 300).seconds, 2e-6 + 300 / 1.5e11);
 }
@@ -216,6 +217,7 @@ TEST(MachineFile, WhatIsWrittenIsReadAgain) {
   const Machine machine = {
       .name = "quotes \" and a\nline",
       .ranks_per_host = 3,
+      .cores = 2,
       .half_flops_per_s = 1.2345678901234e11,
       .wide_flops_per_s = 1.0 / 3 * 1e11,
       .fp8_flops_per_s = 2.0 / 3 * 1e11,
@@ -235,6 +237,7 @@ TEST(MachineFile, WhatIsWrittenIsReadAgain) {
   const Machine found = parse_machine(machine_text(machine), "text");
   EXPECT_EQ(found.name, machine.name);
   EXPECT_EQ(found.ranks_per_host, machine.ranks_per_host);
+  EXPECT_EQ(found.cores, machine.cores);
   EXPECT_DOUBLE_EQ(found.half_flops_per_s, machine.half_flops_per_s);
   EXPECT_DOUBLE_EQ(found.wide_flops_per_s, machine.wide_flops_per_s);
   EXPECT_DOUBLE_EQ(found.fp8_flops_per_s, machine.fp8_flops_per_s);
@@ -252,6 +255,12 @@ TEST(MachineFile, WhatIsWrittenIsReadAgain) {
 TEST(MachineFile, MeasurementsThatCannotBeAreNamed) {
   const auto with = [](const std::string& more) { return std::string(kMachine) + more; };
   expect_refused(with("launch_us: -1"), "launch_us: found -1, allowed: a number >= 0");
+  for (const char* cores : {"0", "-1", "4", "5"})
+    expect_refused(with(std::string("synchronous: true cores: ") + cores),
+                   std::string("cores: found ") + cores + ", allowed: 1 to 3, fewer than");
+  expect_refused(with("cores: 2"),
+                 "cores: found 2, allowed: 1 to 3, fewer than ranks_per_host, "
+                 "with synchronous: true");
   expect_refused(with("operator { point { work: 1 us: 1 } }"), "operator.name is missing");
   expect_refused(with("operator { name: \"x\" }"), "operator \"x\": point is missing");
   expect_refused(with("operator { name: \"x\" point { work: 2 } }"),
