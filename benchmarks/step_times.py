@@ -1,11 +1,17 @@
 """Compares `lockstep plan time` with measured steps: random jobs on this host's CPU.
 
-    build/lockstep doctor --calibrate runs/machine.textproto
     python benchmarks/step_times.py runs/machine.textproto [--jobs 20] [--seed 1] [--seconds 2]
+    python benchmarks/step_times.py runs/slow_link.textproto --link 1gbit
 
-Each job is one rank, or two that split the data, the tensors or the pipeline. Each rank has as many
-threads as the machine file says; the measured time is the median of the steps after the first four,
-of which there are ten or as many as are planned to take --seconds.
+A machine file that does not exist is measured first, with `lockstep doctor --calibrate`. Each job
+is one rank, or two that split the data, the tensors or the pipeline. Each rank has as many threads
+as the machine file says; the measured time is the median of the steps after the first four, of
+which there are ten or as many as are planned to take --seconds.
+
+With --link the calibration and the jobs run on two network namespaces, which stand for two hosts.
+Each has one rank of one thread. The link between them has that rate, such as 1gbit, in each
+direction. This needs root.
+
 Prints all jobs and errors, their median and 95th percentile, and Kendall's tau of the two orders.
 """
 
@@ -18,9 +24,14 @@ import random
 import re
 import statistics
 import subprocess
+import sys
 import tempfile
 
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
+sys.path.append(str(SOURCE / "tests/end_to_end"))
+
+from two_hosts import TwoHosts, Unavailable  # pylint: disable=wrong-import-position
+
 LOCKSTEP = SOURCE / "build/lockstep"
 WARM_UP = 4
 LAYOUTS = ("alone", "dp2", "tp2", "pp2")
@@ -66,17 +77,56 @@ def call(*command, **environment):
     return result.stdout
 
 
+class OneHost:
+    """The ranks share this host, as `lockstep launch` starts them."""
+
+    def calibrate(self, machine):
+        call(LOCKSTEP, "doctor", "--calibrate", machine)
+
+    def run(self, ranks, *words, threads):
+        call(LOCKSTEP, "launch", "-n", ranks, "--starter", "own", "--", *words,
+             OMP_NUM_THREADS=str(threads))
+
+
+class LinkedHosts:
+    """Each rank has a host."""
+
+    def __init__(self, hosts):
+        self.hosts = hosts
+        self.port = 29500
+
+    def calibrate(self, machine):
+        self.run(2, "doctor", "--calibrate", machine, "--ranks", 1)
+
+    def run(self, ranks, *words, threads=1):
+        self.port += 1
+        processes, errors = [], []
+        for host in range(ranks):
+            variables = {"OMP_NUM_THREADS": threads}
+            if ranks == 2:
+                variables |= self.hosts.environment(host, self.port)
+            errors.append(tempfile.TemporaryFile("w+"))
+            processes.append(subprocess.Popen(
+                self.hosts.words(host, LOCKSTEP, *words), stdout=subprocess.DEVNULL,
+                stderr=errors[-1],
+                env=os.environ | {name: str(value) for name, value in variables.items()}))
+        statuses = [process.wait() for process in processes]
+        if any(statuses):
+            for file in errors:
+                file.seek(0)
+            raise SystemExit("\n".join(file.read() for file in errors))
+
+
 def planned_ms(ranks, fields, machine):
     answer = call(LOCKSTEP, "plan", "time", SOURCE / "configs/tiny.textproto",
                   *overrides(fields, WARM_UP), "--world-size", ranks, "--machine", machine, "--json")
     return json.loads(answer)["step_ms"]
 
 
-def measured_ms(ranks, fields, steps, threads):
+def measured_ms(hosts, ranks, fields, steps, threads):
     with tempfile.TemporaryDirectory() as folder:
-        call(LOCKSTEP, "launch", "-n", ranks, "--starter", "own", "--", "train",
-             SOURCE / "configs/tiny.textproto", *overrides(fields, steps), "--output", folder,
-             OMP_NUM_THREADS=str(threads))
+        hosts.run(ranks, "train", SOURCE / "configs/tiny.textproto", *overrides(fields, steps),
+                  "--output", folder, threads=threads)
         lines = (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()
     times = [json.loads(line).get("iteration_ms") for line in lines]
     return statistics.median([time for time in times if time][WARM_UP:])
@@ -93,13 +143,9 @@ def percentile(numbers, share):
     return sorted(numbers)[max(1, math.ceil(share * len(numbers))) - 1]
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("machine", type=pathlib.Path)
-    parser.add_argument("--jobs", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=2)
-    arguments = parser.parse_args()
+def compare(hosts, arguments):
+    if not arguments.machine.exists():
+        hosts.calibrate(arguments.machine)
     threads = int(re.search(r"of (\d+) threads", arguments.machine.read_text()).group(1))
     draw = random.Random(arguments.seed)
     print(f"seed {arguments.seed}, {arguments.jobs} jobs, {threads} threads a rank, load "
@@ -110,11 +156,15 @@ def main():
         ranks, fields = draw_job(draw, layout)
         planned.append(planned_ms(ranks, fields, arguments.machine))
         steps = WARM_UP + max(10, round(1e3 * arguments.seconds / planned[-1]))
-        measured.append(measured_ms(ranks, fields, steps, threads))
+        measured.append(measured_ms(hosts, ranks, fields, steps, threads))
         text = " ".join(f"{path.split('.')[1]}={value}" for path, value in fields.items())
         print(f"{layout:>5}  planned {planned[-1]:9.2f} ms  measured {measured[-1]:9.2f} ms  "
               f"{planned[-1] / measured[-1] - 1:+7.1%}  load {os.getloadavg()[0]:4.1f}  {text}",
               flush=True)
+    report(planned, measured)
+
+
+def report(planned, measured):
     errors = [abs(a / b - 1) for a, b in zip(planned, measured)]
     print(f"error: median {statistics.median(errors):.1%}, 95th percentile "
           f"{percentile(errors, 0.95):.1%}, most {max(errors):.1%}; Kendall's tau "
@@ -123,6 +173,24 @@ def main():
         own = [error for i, error in enumerate(errors) if LAYOUTS[i % len(LAYOUTS)] == layout]
         if own:
             print(f"{layout:>5}: median {statistics.median(own):.1%}, most {max(own):.1%}")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("machine", type=pathlib.Path)
+    parser.add_argument("--jobs", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--link", metavar="RATE")
+    arguments = parser.parse_args()
+    if not arguments.link:
+        return compare(OneHost(), arguments)
+    try:
+        with TwoHosts() as hosts:
+            hosts.slow(arguments.link)
+            compare(LinkedHosts(hosts), arguments)
+    except Unavailable as error:
+        sys.exit(f"--link: {error}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include <ATen/Context.h>
 #include <torch/version.h>
@@ -16,10 +17,12 @@
 #include "lockstep/parallel_state/job_secret.h"
 #include "lockstep/parallel_state/launch_environment.h"
 #include "lockstep/parallel_state/network.h"
+#include "lockstep/parallel_state/parallel_state.h"
 #include "lockstep/parallel_state/self_test.h"
 #include "lockstep/planner/machine.h"
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
+#include "lockstep/program/rank_failure.h"
 #include "lockstep/training/calibration.h"
 
 namespace lockstep {
@@ -129,23 +132,31 @@ struct DoctorArguments {
   bool json = false;
 };
 
-/// Two where several cores may be used: collectives are measured with two.
-int64_t usual_ranks() { return usable_cores() > 1 ? 2 : 1; }
+/// Two by default where several cores may be used: collectives are measured with two.
+int64_t num_ranks(const DoctorArguments& arguments) {
+  return arguments.ranks > 0 ? arguments.ranks : usable_cores() > 1 ? 2 : 1;
+}
 
-void write_calibration(const DoctorArguments& arguments) {
-  check_output_file(arguments.machine_path);
+/// Measures this host and, as one of the two ranks of `hosts`, the link to the other one. Rank 0
+/// writes the file.
+void write_calibration(const DoctorArguments& arguments, const ParallelState* hosts) {
+  const bool writes = !hosts || hosts->rank() == 0;
+  if (writes) check_output_file(arguments.machine_path);
   keep_freed_memory();
   CalibrationOptions options;
-  options.ranks = arguments.ranks > 0 ? arguments.ranks : usual_ranks();
+  options.ranks = num_ranks(arguments);
+  options.hosts = hosts;
   std::string last;
-  options.progress = [&last](const std::string& part) {
-    if (part != last) std::cerr << "measuring " << part << "\n";
-    last = part;
-  };
+  if (writes)
+    options.progress = [&last](const std::string& part) {
+      if (part != last) std::cerr << "measuring " << part << "\n";
+      last = part;
+    };
   const auto begin = std::chrono::steady_clock::now();
   const Machine machine = calibrate(options);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (!writes) return;
   write_output_file(arguments.machine_path,
                     "# Written by lockstep doctor --calibrate.\n" + machine_text(machine));
   if (arguments.json)
@@ -158,11 +169,38 @@ void write_calibration(const DoctorArguments& arguments) {
                              seconds);
 }
 
+void write_calibration_as_rank(const DoctorArguments& arguments,
+                               const LaunchEnvironment& environment) {
+  std::optional<ParallelState> state;
+  try {
+    require<ConfigError>(environment.world_size == 2 && environment.local_world_size == 1,
+                         "doctor --calibrate: found {} ranks, {} of them on this host, allowed: "
+                         "one process, or two ranks on two hosts",
+                         environment.world_size, environment.local_world_size);
+    prepare_rank_threads();  // for the two ranks that measure the inside of this host
+    ParallelStateOptions options;
+    options.sizes.world_size = environment.world_size;
+    options.announcement = {{"--ranks", std::to_string(num_ranks(arguments))}};
+    state.emplace(environment, std::move(options));
+    write_calibration(arguments, &*state);
+  } catch (const std::exception& error) {
+    if (state) state->post_failure(error.what());
+    throw failure_of_rank(environment.rank, error);
+  }
+}
+
+void write_calibration(const DoctorArguments& arguments) {
+  const LaunchEnvironment environment = read_launch_environment();
+  if (environment.world_size > 1) return write_calibration_as_rank(arguments, environment);
+  write_calibration(arguments, nullptr);
+}
+
 constexpr const char* kDoctorFooter =
     "--calibrate measures this host for `lockstep plan time`: operators of training steps on all "
     "ranks at once, the host's time for each kernel, and collectives of two ranks. It takes about "
-    "a minute, during which nothing else should run. It measures CPUs in fp32, and no links "
-    "between hosts.\n"
+    "a minute, during which nothing else should run. It measures CPUs in fp32. Started by a "
+    "launcher as one rank on each of two hosts that are alike, it also measures the link between "
+    "them, which takes two or three minutes; rank 0 writes the file.\n"
     "JSON: ok, versions, devices (cpu_cores: usable cores, cuda: number of GPUs), network "
     "(interface and address that Gloo uses, and all addresses), launch (what the launcher's "
     "variables say), self_test. With --calibrate: machine (the file), name, seconds (that it "
@@ -185,7 +223,8 @@ void add_doctor_command(CLI::App& program) {
           ->check(check_path);
   command
       ->add_option("--ranks", arguments->ranks,
-                   "Number of ranks that share the host's cores; unset: 2, or 1 on a single core")
+                   "Number of ranks among which the host's cores are divided; unset: 2, or 1 on a "
+                   "single core. More ranks than cores share them")
       ->needs(calibrate)
       ->check(check_at_least(1));
   command->footer(kDoctorFooter);

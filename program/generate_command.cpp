@@ -17,9 +17,9 @@
 #include "lockstep/datasets/tokenizer.h"
 #include "lockstep/parallel_state/announced_field.h"
 #include "lockstep/parallel_state/launch_environment.h"
-#include "lockstep/parallel_state/rank_message.h"
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
+#include "lockstep/program/rank_failure.h"
 #include "lockstep/training/generate.h"
 #include "lockstep/training/run_setup.h"
 #include "lockstep/training/stop_strings.h"
@@ -212,8 +212,7 @@ void run_as_rank(const GenerateArguments& arguments, const StopStrings& stop) {
                 {load_model(arguments.checkpoint, config.parallel, *state), *state});
   } catch (const std::exception& error) {
     if (state) state->post_failure(error.what());
-    const bool config_error = dynamic_cast<const ConfigError*>(&error) != nullptr;
-    throw ExitStatus{config_error ? 2 : 1, told_by_rank(environment.rank, error.what())};
+    throw failure_of_rank(environment.rank, error);
   }
 }
 

@@ -13,6 +13,7 @@
 #include "lockstep/parallel_state/launch_channel.h"
 #include "lockstep/parallel_state/rank_message.h"
 #include "lockstep/program/commands.h"
+#include "lockstep/program/rank_failure.h"
 #include "lockstep/program/rank_process.h"
 #include "lockstep/program/signals.h"
 #include "lockstep/training/elastic_layouts.h"
@@ -101,8 +102,7 @@ class Rounds {
       if (channel_ && environment_.world_size > 1 && is_of_communication(error, state.get()))
         return reason_of(error);
       if (environment_.world_size == 1) throw;
-      const bool config_error = dynamic_cast<const ConfigError*>(&error) != nullptr;
-      throw ExitStatus{config_error ? 2 : 1, told_by_rank(environment_.rank, error.what())};
+      throw failure_of_rank(environment_.rank, error);
     }
   }
 

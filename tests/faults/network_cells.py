@@ -1,6 +1,7 @@
 """Two ranks on two hosts (network namespaces), and the link between them: lost for good, lost for a
 while, or slow."""
 
+import contextlib
 import subprocess
 import time
 import uuid
@@ -10,53 +11,18 @@ from fault_test import quiet_port
 from process_cells import MOMENTS, begin
 from support import LOCKSTEP, SOURCE, clean_environment
 from training import LAYOUTS, TIMEOUT, Life, config_of, ended_by_itself
+from two_hosts import TwoHosts, Unavailable
 
 OF_TWO = [name for name, (ranks, _) in LAYOUTS.items() if ranks == 2]
 
 
-def command(*words):
-    return subprocess.run([str(word) for word in words], capture_output=True, check=False)
-
-
-class Hosts:
-    """Two namespaces and a link, as a context manager that removes them."""
-
-    def __init__(self):
-        tag = uuid.uuid4().hex[:6]
-        self.spaces = [f"lockstep-{tag}-{i}" for i in range(2)]
-        self.links = [f"ls{tag}{i}" for i in range(2)]
-
-    def __enter__(self):
-        try:
-            made = [command("ip", "netns", "add", space) for space in self.spaces]
-        except FileNotFoundError:
-            raise Skipped("no program `ip`") from None
-        made.append(command("ip", "link", "add", self.links[0], "netns", self.spaces[0], "type",
-                            "veth", "peer", "name", self.links[1], "netns", self.spaces[1]))
-        for i, (space, link) in enumerate(zip(self.spaces, self.links)):
-            made += [command("ip", "-n", space, "addr", "add", f"192.0.2.{i + 1}/24", "dev", link),
-                     command("ip", "-n", space, "link", "set", link, "up"),
-                     command("ip", "-n", space, "link", "set", "lo", "up")]
-        failed = [each.stderr.decode().strip() for each in made if each.returncode != 0]
-        if failed:
-            self.__exit__()
-            raise Skipped(f"no network namespaces: {failed[0]}")
-        return self
-
-    def __exit__(self, *_):
-        for space in self.spaces:
-            command("ip", "netns", "delete", space)
-
-    def set_link(self, state):
-        command("ip", "-n", self.spaces[1], "link", "set", self.links[1], state)
-
-    def slow(self, rate):
-        """Slows down both directions; raises Skipped if the kernel has no such queue."""
-        for space, link in zip(self.spaces, self.links):
-            made = command("tc", "-n", space, "qdisc", "add", "dev", link, "root", "tbf", "rate",
-                           rate, "burst", "16kb", "latency", "400ms")
-            if made.returncode != 0:
-                raise Skipped(f"no slow link: {made.stderr.decode().strip()}")
+@contextlib.contextmanager
+def available():
+    """Skips a case that this machine cannot run."""
+    try:
+        yield
+    except Unavailable as error:
+        raise Skipped(str(error)) from None
 
 
 class ApartLife(Life):
@@ -71,16 +37,12 @@ class ApartLife(Life):
         port = quiet_port()
         for rank in range(2):
             error = case.folder / f"stderr.{number}.{rank}"
-            environment = clean_environment(
-                RANK=rank, WORLD_SIZE=2, LOCAL_RANK=0, LOCAL_WORLD_SIZE=1, MASTER_ADDR="192.0.2.1",
-                MASTER_PORT=port, LOCKSTEP_DIRECT_MEMORY=0, GLOO_SOCKET_IFNAME=hosts.links[rank],
-                **{name: value})
-            words = ("ip", "netns", "exec", hosts.spaces[rank], LOCKSTEP, "train",
-                     config_of(case.world), "--output", training.output, *training.more)
+            environment = clean_environment(**hosts.environment(rank, port), **{name: value})
+            words = hosts.words(rank, LOCKSTEP, "train", config_of(case.world), "--output",
+                                training.output, *training.more)
             with error.open("wb") as file:
                 self.processes.append(subprocess.Popen(
-                    [str(word) for word in words], stdout=subprocess.DEVNULL, stderr=file,
-                    cwd=SOURCE, env=environment))
+                    words, stdout=subprocess.DEVNULL, stderr=file, cwd=SOURCE, env=environment))
             self.errors.append(error)
         case.processes += self.processes
 
@@ -89,7 +51,7 @@ def on_two_hosts(phase, change):
     """Calls `change(case, hosts)` in the phase. If it returns True, both ranks must see a lost link
     within the timeout."""
     def body(case):
-        with Hosts() as hosts:
+        with available(), TwoHosts() as hosts:
             training = begin(case, phase, OF_TWO)
             training.launched = False
             training.newest, training.lives = 0, training.lives + 1

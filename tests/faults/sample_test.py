@@ -80,7 +80,7 @@ class Counts(unittest.TestCase):
         life.any_ended.return_value = ended
         life.wait.return_value = statuses
         life.text.side_effect = lambda rank=None: " ".join(texts) if rank is None else texts[rank]
-        with mock.patch.multiple(network_cells, Hosts=mock.MagicMock(), MOMENTS=mock.MagicMock(),
+        with mock.patch.multiple(network_cells, TwoHosts=mock.MagicMock(), MOMENTS=mock.MagicMock(),
                                  begin=lambda *_: training, ApartLife=lambda *_: life):
             network_cells.on_two_hosts("step", lambda *_: False)(case)
         return case.faults, training.finish.called

@@ -32,7 +32,7 @@ SANITIZERS = {"address": "address,undefined", "thread": "thread"}
 # Tests that do not run with a sanitizer: a regular expression of their names, and why.
 LEFT_OUT = {
     "cuda_test": "needs a GPU",
-    "calibration_test": "measures how fast this machine is",
+    "(calibration|calibrated_hosts)_test": "measures how fast this machine is",
     "sentencepiece_test": "loads its library with RTLD_DEEPBIND, which sanitizers refuse",
     "fuzz_.*": "make fuzz has the sanitizers",
     "(tree|documents|archive|setup|sanitizers|recipe|gpu_check|gpu_rehearsal|browser)_test":

@@ -10,6 +10,8 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel_state/job_program.h"
+#include "lockstep/parallel_state/parallel_state.h"
+#include "lockstep/tests/support/throws_with.h"
 #include "lockstep/tests/training/planned_layouts.h"
 #include "lockstep/training/operator_trials.h"
 #include "lockstep/training/planned_job.h"
@@ -132,7 +134,7 @@ TEST(Calibration, MeasuresWhatAMachineFileHas) {
   for (const Machine::Times& times : machine.inside_host.collectives) {
     // An operation on 8 MiB takes longer than one on 256 bytes.
     EXPECT_GT(times.points.back().seconds, times.points.front().seconds) << times.name;
-    EXPECT_EQ(times.points.size(), 6u) << times.name;
+    EXPECT_EQ(times.points.size(), 7u) << times.name;
   }
 }
 
@@ -142,6 +144,15 @@ TEST(Calibration, RanksThatTheHostDoesNotHaveAreRefused) {
     options.ranks = ranks;
     EXPECT_THROW(calibrate(options), ConfigError) << ranks;
   }
+}
+
+TEST(Calibration, OtherThanTwoHostsAreRefused) {
+  const ParallelState alone = ParallelState::single_process();
+  CalibrationOptions options;
+  options.ranks = 1;
+  options.hosts = &alone;
+  EXPECT_TRUE(throws_with<ConfigError>([&] { calibrate(options); },
+                                       "hosts to calibrate: found 1, allowed: 2"));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/usable_cores.h"
+#include "lockstep/parallel_state/collectives.h"
 #include "lockstep/training/link_trials.h"
 #include "lockstep/training/operator_trials.h"
 #include "lockstep/training/step_trials.h"
@@ -23,6 +24,7 @@ namespace {
 using Tensors = OperatorTrial::Tensors;
 
 constexpr size_t kMostBytes = 48 << 20;  // of the operands of a trial: more than caches hold
+constexpr int64_t kMostRanksOfACore = 16;
 constexpr size_t kFewestSets = 2, kMostSets = 16;
 
 size_t bytes_of(const Tensors& tensors) {
@@ -169,6 +171,61 @@ HostTimes lower(HostTimes one, const HostTimes& other) {
   return one;
 }
 
+/// All measurements, those of links three times.
+struct Measurements {
+  HostTimes host = {};
+  std::array<Machine::Link, 3> inside = {}, between = {};
+};
+
+/// Measures all, on all ranks of this host and at the same time on the other one, if there is one.
+class Measuring {
+ public:
+  Measuring(const CalibrationOptions& options, const std::vector<OperatorTrial>& trials,
+            int threads)
+      : options_(options), trials_(trials), threads_(threads) {
+    options_.seconds_each /= 2;  // operators are measured twice
+    options_.ranks = std::min<int64_t>(options_.ranks, usable_cores());
+  }
+
+  Measurements run() {
+    measure_links(0);
+    result_.host = host_times();
+    measure_links(1);
+    result_.host = lower(std::move(result_.host), host_times());
+    measure_links(2);
+    return std::move(result_);
+  }
+
+ private:
+  HostTimes host_times() const {
+    meet();
+    return HostTrials(options_, trials_, threads_).run();
+  }
+
+  void measure_links(size_t time) {
+    meet();
+    tell("collectives");
+    result_.inside[time] = measure_inside_host(threads_);
+    if (!options_.hosts) return;
+    meet();
+    tell("collectives between hosts");
+    result_.between[time] = measure_between_hosts(*options_.hosts);
+  }
+
+  void meet() const {
+    if (options_.hosts) barrier(options_.hosts->world(), "calibration");
+  }
+
+  void tell(const char* part) const {
+    if (options_.progress) options_.progress(part);
+  }
+
+  CalibrationOptions options_;
+  const std::vector<OperatorTrial>& trials_;
+  int threads_;
+  Measurements result_;
+};
+
 /// Medians of all numbers. Not the lower ones: ranks wait for each other, and so for what disturbs
 /// either.
 Machine::Link median_link(const std::array<Machine::Link, 3>& all) {
@@ -231,35 +288,35 @@ std::vector<Machine::Efficiency> shares_of(const std::vector<Machine::Times>& al
 
 Machine calibrate(const CalibrationOptions& options) {
   const int64_t cores = usable_cores();
-  require<ConfigError>(options.ranks >= 1 && options.ranks <= cores,
-                       "ranks of this host: found {}, allowed: 1 to {}, its usable cores",
-                       options.ranks, cores);
-  const int before = at::get_num_threads(), threads = static_cast<int>(cores / options.ranks);
+  const int64_t most = cores > 1 && !options.hosts ? kMostRanksOfACore * cores : cores;
+  require<ConfigError>(options.ranks >= 1 && options.ranks <= most,
+                       "ranks of this host: found {}, allowed: 1 to {} with {} usable cores{}",
+                       options.ranks, most, cores, options.hosts ? " and two hosts" : "");
+  require<ConfigError>(!options.hosts || options.hosts->world().size() == 2,
+                       "hosts to calibrate: found {}, allowed: 2, with one rank on each",
+                       options.hosts ? options.hosts->world().size() : 0);
+  const int before = at::get_num_threads();
+  const int threads = std::clamp(static_cast<int>(cores / options.ranks), 1, before);
   const std::vector<OperatorTrial> trials = operator_trials();
-  CalibrationOptions half = options;  // of the time: operators are measured twice
-  half.seconds_each /= 2;
-  std::array<Machine::Link, 3> links;
-  const auto measure = [&](Machine::Link& link) {
-    if (options.progress) options.progress("collectives");
-    link = measure_link(threads);
-  };
-  measure(links[0]);
-  HostTimes measured = HostTrials(half, trials, threads).run();
-  measure(links[1]);
-  measured = lower(std::move(measured), HostTrials(half, trials, threads).run());
-  measure(links[2]);
+  at::set_num_threads(threads);
+  const Measurements measured = Measuring(options, trials, threads).run();
   Machine machine;
   machine.name = fmt::format("{} CPU ranks of {} threads", options.ranks, threads);
   machine.ranks_per_host = options.ranks;
-  machine.operators = operator_times(trials, measured);
-  machine.half_flops_per_s = measured.half_rate;
+  if (options.ranks > cores) {
+    machine.name += fmt::format(" on {} cores", cores);
+    machine.cores = cores;
+  }
+  machine.operators = operator_times(trials, measured.host);
+  machine.half_flops_per_s = measured.host.half_rate;
   machine.wide_flops_per_s = best_rate(machine.operators, {"aten::mm", "aten::addmm"});
   machine.memory_bytes_per_s = best_rate(machine.operators, {"aten::add", "aten::mul"});
   machine.matrix = shares_of(machine.operators, "aten::mm", machine.wide_flops_per_s);
   machine.memory = shares_of(machine.operators, "aten::mul", machine.memory_bytes_per_s);
   machine.synchronous = true;
-  machine.inside_host = median_link(links);
-  machine.launch_s = launch_seconds_of(measured.steps, machine, measured.launch);
+  machine.inside_host = median_link(measured.inside);
+  if (options.hosts) machine.between_hosts = median_link(measured.between);
+  machine.launch_s = launch_seconds_of(measured.host.steps, machine, measured.host.launch);
   at::set_num_threads(before);
   return machine;
 }
