@@ -17,11 +17,10 @@ import json
 import os
 import pathlib
 import random
-import re
 import statistics
-import tempfile
 
-from step_times import LOCKSTEP, SOURCE, WARM_UP, call, overrides
+from step_times import (LOCKSTEP, SOURCE, WARM_UP, OneHost, call, measured_ms, overrides,
+                        threads_of)
 
 RANKS = 4
 KEPT = ("model.recompute_granularity", "parallel.num_distributed_optimizer_instances")
@@ -78,20 +77,6 @@ def planned_layout(job, machine):
     return dict(one.split("=", 1) for one in best["set"]), best["step_ms"]
 
 
-def threads_of(machine):
-    return re.search(r"of (\d+) threads", machine.read_text()).group(1)
-
-
-def measured_ms(job, layout, steps, threads):
-    with tempfile.TemporaryDirectory() as folder:
-        call(LOCKSTEP, "launch", "-n", RANKS, "--starter", "own", "--", "train",
-             SOURCE / "configs/tiny.textproto", *overrides(job | layout, WARM_UP + steps),
-             "--output", folder, OMP_NUM_THREADS=threads)
-        lines = (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()
-    times = [json.loads(line).get("iteration_ms") for line in lines]
-    return statistics.median([time for time in times if time][WARM_UP:])
-
-
 def text_of(layout):
     return " ".join(f"{path.split('.')[1]}={value}" for path, value in layout.items())
 
@@ -100,12 +85,15 @@ def compare(job, machine, rounds):
     """Returns the ratio of the planned layout's time to that of the best one."""
     planned, planned_ms = planned_layout(job, machine)
     threads = threads_of(machine)
-    first = [(measured_ms(job, layout, 5, threads), layout) for layout in all_layouts(job)]
+
+    def measure(layout, steps):
+        return measured_ms(OneHost(), RANKS, job | layout, WARM_UP + steps, threads)
+
+    first = [(measure(layout, 5), layout) for layout in all_layouts(job)]
     least = min(time for time, _ in first)
     close = [layout for time, layout in first if time <= CLOSE * least]
     steps = max(10, round(1000 / least))
-    runs = [[measured_ms(job, layout, steps, threads) for layout in (planned, *close)]
-            for _ in range(rounds)]
+    runs = [[measure(layout, steps) for layout in (planned, *close)] for _ in range(rounds)]
     times = [statistics.median(of_layout) for of_layout in zip(*runs)]
     best = min(range(len(times)), key=times.__getitem__)
     ratio = times[0] / times[best]

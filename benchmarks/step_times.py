@@ -123,6 +123,11 @@ def planned_ms(ranks, fields, machine):
     return json.loads(answer)["step_ms"]
 
 
+def threads_of(machine):
+    """Returns the threads of a rank, as the machine file was measured."""
+    return int(re.search(r"of (\d+) threads", machine.read_text()).group(1))
+
+
 def measured_ms(hosts, ranks, fields, steps, threads):
     with tempfile.TemporaryDirectory() as folder:
         hosts.run(ranks, "train", SOURCE / "configs/tiny.textproto", *overrides(fields, steps),
@@ -146,7 +151,7 @@ def percentile(numbers, share):
 def compare(hosts, arguments):
     if not arguments.machine.exists():
         hosts.calibrate(arguments.machine)
-    threads = int(re.search(r"of (\d+) threads", arguments.machine.read_text()).group(1))
+    threads = threads_of(arguments.machine)
     draw = random.Random(arguments.seed)
     print(f"seed {arguments.seed}, {arguments.jobs} jobs, {threads} threads a rank, load "
           f"{os.getloadavg()[0]:.1f}")

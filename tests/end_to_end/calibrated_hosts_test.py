@@ -46,9 +46,9 @@ class CalibratedHosts(EndToEnd):
                 self.assertEqual(link.count(f'name: "{name}"'), 1, link)
         # One rank on each host: all communication is between hosts.
         self.assertGreater(self.step_ms(2, machine), 0)
-        slow = self.folder / "slow.textproto"
-        slow.write_text(text.replace("ranks_per_host: 1", "ranks_per_host: 2"))
-        self.assertNotEqual(self.step_ms(2, slow), self.step_ms(2, machine))
+        one_host = self.folder / "one_host.textproto"
+        one_host.write_text(text.replace("ranks_per_host: 1", "ranks_per_host: 2"))
+        self.assertNotEqual(self.step_ms(2, one_host), self.step_ms(2, machine))
 
     def test_what_is_refused(self):
         (status, output, error), = self.calibrate(("machine", "--ranks", 1), ranks=4, local_ranks=2)
