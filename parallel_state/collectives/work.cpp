@@ -90,14 +90,19 @@ void Work::wait() {
   operation_ = nullptr;
   const ProcessGroup::State& group = *operation->group;
   const InPart waiting(group.clock.get(), StepPart::communication, operation->on_device);
-  if (group.watch) group.watch->check();
-  if (group.recorder) group.recorder->on_wait(*operation);
+  try {
+    if (group.watch) group.watch->check();
+    if (group.recorder) group.recorder->on_wait(*operation);
+  } catch (...) {
+    Transport::abandon(operation->parts);
+    throw;
+  }
   const TraceScope scope([&] { return "wait for " + trace_name(*operation); });
   try {
     for (const auto& part : operation->parts)
       part->wait({*group.failures, operation->start, group.timeout});
   } catch (const std::exception& error) {
-    for (const auto& part : operation->parts) part->abandon();
+    Transport::abandon(operation->parts);
     fail_operation(*operation, reason_of(error, operation->group->ranks));
   }
 }

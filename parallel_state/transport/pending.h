@@ -23,11 +23,12 @@ class Pending {
  public:
   virtual ~Pending() = default;
   /// CPU tensors: blocks until the part has ended. Other tensors: makes the current stream wait for
-  /// it. Throws what made it fail; CommunicationError if another rank has posted a failure, or
-  /// about `timeout` after `start`. Called once.
+  /// it. Throws what made it fail; CommunicationError if a rank has posted a failure, or after
+  /// about `timeout`, which begins at `start` or, for a message, when the wait begins. Called once.
   virtual void wait(const Waiting& waiting) = 0;
-  /// Another part of the operation has failed, so that this one is not waited for. On CPU tensors
-  /// nobody uses its tensors any more once this has returned.
+  /// Another part of the operation has failed, so that this one is not waited for. Once this has
+  /// returned, nobody uses its tensors any more, except those of a device or of Gloo's own
+  /// collectives.
   virtual void abandon() {}
   /// Whether wait() would return at once; on a device, whether the part has ended there.
   virtual bool is_completed() const = 0;
@@ -40,9 +41,10 @@ struct TimedOut : CommunicationError {
   TimedOut() : CommunicationError("timed out") {}
 };
 
-/// Throws once another rank has posted a failure, and TimedOut about `timeout` after `start`.
+/// Throws once a rank has posted a failure, and TimedOut about `timeout` after `start`.
 inline void check_wait(const Waiting& waiting) {
   if (const auto failure = waiting.failures.find()) throw CommunicationError(failure->text());
+  if (waiting.failures.has_failed()) throw CommunicationError("given up");  // by this rank
   if (std::chrono::steady_clock::now() >= waiting.start + waiting.timeout + 2 * kPatience)
     throw TimedOut();
 }

@@ -11,9 +11,18 @@ namespace lockstep {
 Transport::Parts Transport::exchange(const at::Tensor& sent, int destination,
                                      const at::Tensor& received, int source, uint64_t identity) {
   Parts parts = receive(received, source, identity);
-  const Parts sending = send(sent, destination, identity);
-  parts.insert(parts.end(), sending.begin(), sending.end());
+  try {
+    const Parts sending = send(sent, destination, identity);
+    parts.insert(parts.end(), sending.begin(), sending.end());
+  } catch (...) {
+    abandon(parts);
+    throw;
+  }
   return parts;
+}
+
+void Transport::abandon(const Parts& parts) {
+  for (const auto& part : parts) part->abandon();
 }
 
 bool reducible_on_cpu(at::ScalarType dtype) {

@@ -29,6 +29,9 @@ class Transport {
 
   virtual ~Transport() = default;
 
+  /// Pending::abandon() of all.
+  static void abandon(const Parts& parts);
+
   /// Returns when all members have connected: if a member ended earlier, that would look like a
   /// failure to members that are still connecting. Must be the first call on every rank.
   virtual void greet() = 0;

@@ -1,12 +1,6 @@
 #include <gtest/gtest.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 
-#include <cerrno>
 #include <chrono>
-#include <cstddef>
 #include <numeric>
 #include <optional>
 #include <thread>
@@ -16,6 +10,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/process_group_state.h"
+#include "lockstep/tests/parallel_state/forbidden_calls.h"
 #include "lockstep/tests/support/rank_threads.h"
 
 // Collectives whose ranks read each other's memory, compared with the same by messages.
@@ -26,6 +21,7 @@ namespace {
 using std::chrono::milliseconds;
 using testing::BackendLog;
 using testing::errors_of_ranks;
+using testing::forbid_reading;
 using testing::run_ranks;
 using Tensors = std::vector<at::Tensor>;
 
@@ -261,64 +257,6 @@ TEST(DirectExchange, ACallWaitsForTheOneWhoseSpotItUses) {
               for (; !works.empty(); works.pop_back()) works.back().wait();
             },
             {.timeout = std::chrono::seconds(5)});
-}
-
-TEST(DirectExchange, WhatChangesAfterAFailedWaitIsNotTaken) {
-  const auto errors = errors_of_ranks(3, [](const ParallelState& state) {
-    std::optional<ProcessGroup> pair;
-    if (state.rank() != 2) barrier(pair.emplace(state.group_of_ranks("pair", {0, 1})), "begin");
-    barrier(state.world(), "begin");
-    const at::Tensor mine = at::ones({kPart}, at::kByte), all = at::empty({2, kPart}, at::kByte);
-    if (state.rank() == 2) {
-      std::this_thread::sleep_for(milliseconds(300));
-      throw UsageError("rank 2 has had enough");
-    }
-    if (state.rank() == 1) {
-      std::this_thread::sleep_for(milliseconds(2000));
-      return all_gather(*pair, all, mine, "test").wait();
-    }
-    Work work = all_gather(*pair, all, mine, "test");
-    std::this_thread::sleep_for(milliseconds(100));  // a worker runs it
-    EXPECT_THROW(work.wait(), CommunicationError);
-    mine.fill_(255);
-    all.fill_(0);
-    std::this_thread::sleep_for(milliseconds(4000));
-    EXPECT_TRUE(all.eq(0).all().item<bool>());
-  });
-  EXPECT_EQ(errors[0], "");
-  EXPECT_NE(errors[1].find("all_gather of test over group pair"), std::string::npos) << errors[1];
-}
-
-TEST(DirectExchange, AWaitThatBeginsLateNamesTheRankThatDoesNotCome) {
-  const auto errors =
-      errors_of_ranks(2,
-                      [](const ParallelState& state) {
-                        const at::Tensor tensor = at::ones({5});
-                        std::vector<Work> works;
-                        barrier(state.world(), "begin");
-                        for (int i = 0; state.rank() == 0 && i < 3; ++i)
-                          works.push_back(all_reduce(state.world(), tensor, ReduceOp::sum, "test"));
-                        std::this_thread::sleep_for(milliseconds(1200));
-                        // Both workers are busy, so this thread runs it.
-                        if (state.rank() == 0) works.back().wait();
-                        std::this_thread::sleep_for(milliseconds(3000));
-                      },
-                      {.timeout = milliseconds(1500)});
-  EXPECT_NE(errors[0].find("rank 1: timed out"), std::string::npos) << errors[0];
-}
-
-/// From now on, this thread and its children may not read other processes' memory: the system
-/// answers as in a container that forbids it.
-void forbid_reading() {
-  sock_filter rules[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog program = {std::size(rules), rules};
-  ASSERT_EQ(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-  ASSERT_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
 }
 
 TEST(DirectExchange, AllSendWhereOneMayNotRead) {

@@ -9,6 +9,7 @@
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/offer_board.h"
 #include "lockstep/parallel_state/process_group_state.h"
+#include "lockstep/tests/parallel_state/forbidden_calls.h"
 #include "lockstep/tests/parallel_state/impatient_group.h"
 #include "lockstep/tests/support/rank_threads.h"
 
@@ -211,6 +212,22 @@ TEST(DirectMessages, WhatAnExchangeHasGivenUpIsNotTaken) {
       },
       testing::with_impatient_group(std::chrono::seconds(1)));
   for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+TEST(DirectMessages, WhatCannotBeStartedIsNotTaken) {
+  const auto errors = errors_of_ranks(2, [](const ParallelState& state) {
+    const at::Tensor tensor = at::ones({5}, at::kDouble);
+    barrier(state.world(), "begin");
+    if (state.rank() == 0) {
+      testing::forbid_threads();
+      EXPECT_THROW(send(state.world(), tensor, 1, "test"), CommunicationError);
+      tensor.fill_(255);
+      return std::this_thread::sleep_for(std::chrono::seconds(2));
+    }
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    receive(state.world(), tensor, 0, "test").wait();
+  });
+  EXPECT_NE(errors[1].find("rank 0"), std::string::npos) << errors[1];
 }
 
 TEST(DirectMessages, WhatIsNotReceivedDoesNoHarmAtTheEnd) {

@@ -1,12 +1,14 @@
 #include "lockstep/parallel_state/offer_board.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <fstream>
 #include <future>
 #include <optional>
 #include <stdexcept>
@@ -46,6 +48,32 @@ TEST(OfferBoard, WhatIsOfferedIsFoundAndTaken) {
     boards.one.take(0, 1, kCall, number);
     boards.zero.wait_taken(1, 1, offer, ticket, kPatient);
   }
+}
+
+TEST(OfferBoard, ItsPagesAreNotDumped) {
+  const Boards boards;
+  std::ifstream maps("/proc/self/smaps");
+  int found = 0;
+  bool is_page = false;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("lockstep-offers") != std::string::npos) is_page = true;
+    if (line.rfind("VmFlags:", 0) != 0) continue;
+    if (is_page) EXPECT_NE((line + " ").find(" dd "), std::string::npos) << line;
+    found += is_page ? 1 : 0;
+    is_page = false;
+  }
+  EXPECT_EQ(found, 4);
+}
+
+TEST(OfferBoard, HasNoPageWhereFilesMayNotBeSoLarge) {
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small = {1 << 16, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  OfferBoard board(0, 2);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_LT(board.place().file, 0);
+  EXPECT_FALSE(board.open({board.place(), board.place()}));
 }
 
 TEST(OfferBoard, ASleepingRankIsWoken) {

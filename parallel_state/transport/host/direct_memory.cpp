@@ -119,6 +119,7 @@ void DirectMemory::read(int peer, std::byte* to, uint64_t address, int64_t bytes
 
 void DirectMemory::withdraw() noexcept {
   for (auto& word : secret_) word = 0;
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // what the caller writes now comes later
 }
 
 }  // namespace lockstep

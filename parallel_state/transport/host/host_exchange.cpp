@@ -4,11 +4,13 @@
 #include <cstring>
 #include <numeric>
 #include <optional>
+#include <system_error>
 
 #include "lockstep/core/integers.h"
 #include "lockstep/core/trace_scope.h"
 #include "lockstep/parallel_state/host_chunks.h"
 #include "lockstep/parallel_state/host_reduction.h"
+#include "lockstep/parallel_state/peer_error.h"
 #include "lockstep/parallel_state/transport.h"
 
 namespace lockstep {
@@ -34,6 +36,12 @@ void HostTask::wait(const Waiting& waiting) {
       look_for_a_while([this] { return done_.load(); });
     }
     wait_in_turns(waiting, [this](auto patience) { return wait_for(patience); });
+  } catch (const TimedOut&) {
+    const int peer = awaited_;
+    const auto error = peer < 0 ? std::current_exception()
+                                : std::make_exception_ptr(PeerError("", peer, ": timed out"));
+    abandon(error);
+    std::rethrow_exception(error);
   } catch (...) {
     abandon(std::current_exception());
     throw;
@@ -85,7 +93,9 @@ bool HostExchange::agree_on_reading(bool offers_memory) {
   memory_ = std::make_unique<DirectMemory>(offers_memory);
   if (!memory_->meet(gather_now(memory_->card()))) return false;
   board_ = std::make_unique<OfferBoard>(rank_, size_);
-  const bool can = board_->open(gather_now(board_->place())) && memory_->can_read_all();
+  const auto places = gather_now(board_->place());
+  // A process that cannot be read may be a stranger's, whose files are not to be opened.
+  const bool can = memory_->can_read_all() && board_->open(places);
   const std::vector<char> all = gather_now(static_cast<char>(can));
   return std::find(all.begin(), all.end(), 0) == all.end();
 }
@@ -127,13 +137,20 @@ std::shared_ptr<HostTask> HostExchange::enqueue(uint64_t identity,
   task->exchange_ = this;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (idle_ <= static_cast<int>(queue_.size()) && workers_.size() < kHostWorkers) add_worker();
     queue_.push_back({task, std::move(body), identity,
                       identity == Transport::kUncounted ? 0 : next_++, TraceName::current()});
-    if (idle_ < static_cast<int>(queue_.size()) && workers_.size() < kHostWorkers)
-      workers_.emplace_back([this] { work(); });
   }
   wake_.notify_one();
   return task;
+}
+
+void HostExchange::add_worker() {
+  try {
+    workers_.emplace_back([this] { work(); });
+  } catch (const std::system_error&) {  // the system has no more threads
+    if (workers_.empty()) throw;
+  }
 }
 
 bool HostExchange::may_start(const Entry& entry) const {
@@ -163,7 +180,7 @@ void HostExchange::run_first(std::unique_lock<std::mutex>& lock, HostScratch& sc
   queue_.pop_front();
   std::optional<HostTransfers> transfers;
   transfers.emplace(*backend_, timeout_, scratch, direct_reading(), entry.identity, entry.number,
-                    check);
+                    check, entry.task->awaited_);
   under_way_.push_back(&transfers->messages());
   std::exception_ptr error = broken_;
   lock.unlock();

@@ -46,6 +46,7 @@ class HostTask : public Pending {
   std::mutex mutex_;
   std::condition_variable ended_;
   std::atomic<bool> done_ = false;
+  std::atomic<int> awaited_ = -1;  ///< the peer whose memory it waited for last
   std::exception_ptr error_;
 };
 
@@ -129,6 +130,8 @@ class HostExchange {
   };
 
   std::shared_ptr<HostTask> enqueue(uint64_t identity, std::function<void(HostTransfers&)> body);
+  /// Needs the lock. Does nothing if there is a worker and the system does not allow another.
+  void add_worker();
   void work();
   /// Runs the first task of the queue, which may start, without the lock.
   void run_first(std::unique_lock<std::mutex>& lock, HostScratch& scratch,

@@ -30,6 +30,7 @@ void HostTransfers::receive(std::byte* data, int64_t bytes, int peer, int stage)
 
 OfferBoard::Check HostTransfers::checks(int peer) {
   return [this, peer, end = std::chrono::steady_clock::now() + timeout_] {
+    awaited_ = peer;
     messages_.check_not_given_up();
     reading_->memory.check(peer);
     const auto timed_out = [peer] { return PeerError("", peer, ": timed out"); };

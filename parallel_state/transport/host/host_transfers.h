@@ -2,6 +2,7 @@
 
 // Internal.
 
+#include <atomic>
 #include <deque>
 #include <functional>
 
@@ -24,7 +25,8 @@ struct DirectReading {
 /// which other threads must wake up.
 ///
 /// An offer names the call and the number of bytes; an offer of another number of bytes than
-/// expected is a CommunicationError, and one of another call is not taken. Used by one thread.
+/// expected is a CommunicationError, and one of another call is not taken. Nothing is offered where
+/// there are no bytes, so a rank that expects some then times out. Used by one thread.
 class HostTransfers {
  public:
   /// A part that a peer offers, or will offer.
@@ -39,12 +41,13 @@ class HostTransfers {
 
   /// For call `number` of that identity. `scratch` belongs to the thread. `reading`: by the ranks
   /// of the group; nullptr if everything is to be sent. `check` is called from time to time while
-  /// an offer is waited for, and throws to end that.
+  /// an offer is waited for, and throws to end that. `awaited` gets the peer that it waits for.
   HostTransfers(c10d::Backend& backend, std::chrono::milliseconds timeout, HostScratch& scratch,
                 const DirectReading* reading, uint64_t identity, uint64_t number,
-                std::function<void()> check)
+                std::function<void()> check, std::atomic<int>& awaited)
       : reading_(reading),
         timeout_(timeout),
+        awaited_(awaited),
         check_(std::move(check)),
         identity_(identity),
         number_(number),
@@ -90,6 +93,7 @@ class HostTransfers {
 
   const DirectReading* reading_;
   const std::chrono::milliseconds timeout_;
+  std::atomic<int>& awaited_;
   const std::function<void()> check_;
   const uint64_t identity_, number_;
   std::vector<Offered> offered_;

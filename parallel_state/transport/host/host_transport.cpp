@@ -10,7 +10,12 @@ template <class StartOne>
 Transport::Parts tasks_of(size_t count, StartOne start_one) {
   Transport::Parts parts;
   parts.reserve(count);
-  for (size_t i = 0; i < count; ++i) parts.push_back(start_one(i));
+  try {
+    for (size_t i = 0; i < count; ++i) parts.push_back(start_one(i));
+  } catch (...) {
+    Transport::abandon(parts);
+    throw;
+  }
   return parts;
 }
 

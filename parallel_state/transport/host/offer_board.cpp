@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -51,7 +52,9 @@ void* map_page(const OfferBoard::Place& place, size_t bytes) {
                          ? ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)
                          : MAP_FAILED;
   ::close(file);
-  return page == MAP_FAILED ? nullptr : page;
+  if (page == MAP_FAILED) return nullptr;
+  ::madvise(page, bytes, MADV_DONTDUMP);  // a core dump would give all of it memory
+  return page;
 }
 
 /// Sleeps while `word` is `value`, but not for long.
@@ -80,6 +83,8 @@ OfferBoard::OfferBoard(int rank, int size)
 }
 
 void OfferBoard::make_page() {
+  rlimit most = {};  // the system ends a process that makes a larger file
+  if (::getrlimit(RLIMIT_FSIZE, &most) != 0 || most.rlim_cur < bytes()) return;
   constexpr unsigned kNoExecSeal = 8;  // some systems insist on it, older ones do not know it
   for (const unsigned flag : {kNoExecSeal, 0U})
     if (file_ < 0) file_ = ::memfd_create("lockstep-offers", MFD_CLOEXEC | flag);

@@ -137,7 +137,7 @@ class OfferBoard {
   int file_ = -1;  ///< open as long as the page may grow
   uint64_t word_ = 0;
   std::vector<Head*> pages_;  ///< of all ranks
-  std::mutex put_;            ///< two threads may offer at the same spot
+  std::mutex put_;            ///< several threads may put
 };
 
 }  // namespace lockstep
