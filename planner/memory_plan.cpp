@@ -46,6 +46,17 @@ class Planner {
         element_(element_bytes(config.train.precision)),
         grad_element_(grad_element_bytes(element_, config.ddp.grad_reduce_in_fp32)) {}
 
+  /// Whether the stage takes at most `bytes`. Activations are planned faster, and often exceed it.
+  bool fits(int64_t index, double bytes) const {
+    StageMemory activations;
+    activations.stage = index;
+    add_activations(activations, chunks_of_stage(config_, index));
+    const auto takes_more = [&](const StageMemory& memory) {
+      return static_cast<double>(memory.total_bytes()) > bytes;
+    };
+    return !takes_more(activations) && !takes_more(stage(index));
+  }
+
   StageMemory stage(int64_t index) const {
     StageMemory memory;
     memory.stage = index;
@@ -288,6 +299,13 @@ MemoryPlan plan_memory(const Config& config, std::optional<int64_t> world_size,
   for (int64_t stage = 0; stage < parallel.pipeline_model_parallel_size; ++stage)
     plan.stages.push_back(planner.stage(stage));
   return plan;
+}
+
+bool fits_memory(const Config& config, int64_t world_size, double bytes) {
+  const Planner planner(config, world_size, /*rule=*/nullptr);
+  for (int64_t stage = 0; stage < config.parallel.pipeline_model_parallel_size; ++stage)
+    if (!planner.fits(stage, bytes)) return false;
+  return true;
 }
 
 std::vector<int64_t> recorded_peaks(const JobProgram& job) {

@@ -70,6 +70,10 @@ struct MemoryPlan {
 MemoryPlan plan_memory(const Config& config, std::optional<int64_t> world_size = {},
                        const UpdateStatement* rule = nullptr);
 
+/// Whether every stage of plan_memory() takes at most `bytes` of the device. Stops at the first one
+/// that takes more. Throws as plan_memory().
+bool fits_memory(const Config& config, int64_t world_size, double bytes);
+
 /// For each pipeline stage, the most bytes that the tensors of one of its ranks take at any time in
 /// what record_job() runs: building the model, two steps, a validation. Rounded up as CUDA's
 /// allocator does, unless train.device = cpu. All experts get the same number of tokens.

@@ -96,7 +96,7 @@ class SharedSimulation {
   void pass_time(SharedRun& run, double seconds, double work) {
     if (run.works) {
       run.left -= work;
-      run.add_work(seconds);
+      run.add_work(seconds, run.event);
     } else if (run.awaited && transfers_[run.awaited->operation].running) {
       run.add_exposed(*run.awaited, seconds);
     }
@@ -126,7 +126,7 @@ class SharedSimulation {
     if (event.kind != ProgramEvent::Kind::start) return;
     const uint32_t number = operations_.start(index, event.value);
     if (number == transfers_.size()) transfers_.emplace_back();
-    run.operations.push_back({number, event.value});
+    run.operations.push_back({number, event.value, run.event - 1});
     run.streams[operations_[number].started.back().second].push_back(number);
     begin(number);
   }
@@ -165,11 +165,15 @@ class SharedSimulation {
 
 }  // namespace
 
-StepTime simulate_shared_cores(const JobProgram& job, const Machine& machine) {
-  require<ConfigError>(job.world_size() <= machine.ranks_per_host,
+void check_shared_cores(const Machine& machine, int64_t world_size) {
+  require<ConfigError>(machine.cores == 0 || world_size <= machine.ranks_per_host,
                        "machine \"{}\": ranks share cores, which needs a job on one host: found {} "
                        "ranks, allowed: 1 to {}, ranks_per_host",
-                       machine.name, job.world_size(), machine.ranks_per_host);
+                       machine.name, world_size, machine.ranks_per_host);
+}
+
+StepTime simulate_shared_cores(const JobProgram& job, const Machine& machine) {
+  check_shared_cores(machine, job.world_size());
   return SharedSimulation(job, machine).run();
 }
 

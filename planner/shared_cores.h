@@ -14,7 +14,10 @@ namespace lockstep {
 /// rank. A rank that waits for ranks that have not come leaves its core to others, so a bubble of
 /// one rank is another one's time. Each pass of time looks at all classes of ranks.
 ///
-/// ConfigError if the job needs more than one host.
+/// ConfigError as check_shared_cores().
 StepTime simulate_shared_cores(const JobProgram& job, const Machine& machine);
+
+/// ConfigError if ranks of `machine` share cores and `world_size` ranks need more than one host.
+void check_shared_cores(const Machine& machine, int64_t world_size);
 
 }  // namespace lockstep

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 
 #include "lockstep/planner/activation_plan.h"
@@ -215,6 +217,22 @@ TEST(MemoryPlan, StagesAndRanksOfTensorParallelismAddUp) {
   EXPECT_EQ(parameters({two}, 0), (all - norms) / 2 + norms);
   EXPECT_EQ(parameters({two, "model.num_query_groups=1"}, 0),
             (parameters({"model.num_query_groups=1"}, 0) - norms) / 2 + norms);
+}
+
+TEST(MemoryPlan, AJobFitsIfItsLargestStageDoes) {
+  for (const char* layout :
+       {"parallel.pipeline_model_parallel_size=1", "parallel.pipeline_model_parallel_size=3"}) {
+    const Config config = small({layout, "train.global_batch_size=18"});
+    const MemoryPlan plan = plan_memory(config, 3);
+    int64_t most = 0;
+    for (const StageMemory& stage : plan.stages) most = std::max(most, stage.total_bytes());
+    const auto bytes = static_cast<double>(most);
+    EXPECT_TRUE(fits_memory(config, 3, bytes));
+    EXPECT_FALSE(fits_memory(config, 3, bytes - 1));
+    const auto activations = static_cast<double>(plan.stages.front().activation_bytes);
+    EXPECT_FALSE(fits_memory(config, 3, activations - 1));
+    EXPECT_FALSE(fits_memory(config, 3, 0));
+  }
 }
 
 TEST(MemoryPlan, TheDistributedOptimizerHoldsOneShard) {

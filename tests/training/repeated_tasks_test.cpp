@@ -74,6 +74,8 @@ TEST(RepeatedTasks, WorkThatSpansMicrobatchesIsNotRepeated) {
   expect_the_same(2, with(kSharded, grads));
   expect_the_same(2, with(kSharded, parameters));
   expect_the_same(4, with(layout({kPipeline}), with(kSharded, parameters)));
+  expect_the_same(4,
+                  with(layout({kPipeline, "pipeline_schedule=gpipe"}), with(kSharded, parameters)));
   EXPECT_EQ(expect_the_same(2, layout({kPipeline, "pipeline_schedule=zb-h1"})), 0);
 }
 

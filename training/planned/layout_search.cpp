@@ -14,6 +14,7 @@
 #include "lockstep/parallel_state/order_proof.h"
 #include "lockstep/planner/layout_estimate.h"
 #include "lockstep/planner/memory_plan.h"
+#include "lockstep/planner/shared_cores.h"
 #include "lockstep/training/planned_job.h"
 #include "lockstep/training/run_setup.h"
 
@@ -51,6 +52,7 @@ class Search {
         estimator_(config_, options.space.world_size, machine) {}
 
   LayoutSearch run() {
+    check_shared_cores(machine_, options_.space.world_size);
     const auto begin = std::chrono::steady_clock::now();
     std::vector<Estimated> all = estimates();
     std::vector<Estimated> fitting = next_that_fit(all);
@@ -131,16 +133,9 @@ class Search {
     }
   }
 
-  int64_t peak_bytes(const Config& config) const {
-    int64_t most = 0;
-    for (const StageMemory& stage : plan_memory(config, options_.space.world_size).stages)
-      most = std::max(most, stage.total_bytes());
-    return most;
-  }
-
   bool fits(const Config& config) const {
     try {
-      return static_cast<double>(peak_bytes(config)) <= options_.memory_bytes;
+      return fits_memory(config, options_.space.world_size, options_.memory_bytes);
     } catch (const Error&) {
       return false;
     }

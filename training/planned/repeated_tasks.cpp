@@ -118,6 +118,7 @@ at::Tensor RepeatedTasks::backward(int64_t chunk, int64_t microbatch, const Comp
   if (kept.empty()) return run(known, microbatch, compute);
   if (!known.repeats) {
     failed_ = true;
+    note_backward();  // so that the step ends
     return known.task ? known.task->make_result() : at::Tensor();
   }
   const int64_t before = memory_.bytes;
