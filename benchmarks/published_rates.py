@@ -1,11 +1,11 @@
 """Compares `lockstep plan time` with published rates of Megatron on A100 and H100 hosts.
 
-    python benchmarks/published_rates.py a100|h100 [--rows N]
+    python benchmarks/published_rates.py a100|h100|h100_fp8 [--rows N]
 
 Nothing here is measured, and no constant is fitted to a row. The tables do not specify a run
-completely. a100 omits the micro-batches and the chunks of a pipeline: the fastest choice that fits
-in 80 GB is taken. h100 omits more: this program assumes a sharded optimizer with overlapped
-communication, sequence parallelism and no recomputation.
+completely. a100 and h100 omit the micro-batches and the chunks of a pipeline: the fastest choice
+that fits in 80 GB is taken. h100 and h100_fp8 omit more: this program assumes a sharded optimizer
+with overlapped communication, sequence parallelism and no recomputation.
 """
 
 import argparse
@@ -28,6 +28,17 @@ WEAK_SCALING = [  # billions, heads, hidden, layers, tensor, pipeline, GPUs, bat
     (529.6, 128, 20480, 105, 8, 35, 2520, 2520, 163),
     (1008.0, 160, 25600, 128, 8, 64, 3072, 3072, 163)]
 
+# Megatron-LM's README, "Performance Benchmarking": Megatron Core r0.8.0 in bf16, sequences of 4096,
+# vocabulary 131,072, communication of data, tensor and pipeline parallelism overlapped, 48
+# replicas. TFLOP/s per GPU.
+MEGATRON_CORE = [  # billions, heads, hidden, layers, tensor, pipeline, batch, TFLOP/s
+    (1.7, 16, 2048, 24, 1, 1, 192, 408.8), (7.1, 32, 4096, 30, 2, 1, 192, 465.9),
+    (16, 48, 6144, 32, 4, 1, 192, 489.1), (32, 56, 7168, 48, 8, 1, 192, 459.6),
+    (70, 64, 8192, 84, 8, 2, 384, 419.7), (119, 80, 10240, 92, 8, 4, 768, 420.5),
+    (177, 96, 12288, 96, 8, 6, 1152, 432.8), (314, 128, 16384, 96, 8, 8, 1536, 474.4),
+    (462, 144, 18432, 112, 8, 16, 3072, 459.9)]
+REPLICAS = 48
+
 # NVIDIA NeMo 24.07, performance benchmarks, pretraining on DGX H100 in FP8, on Megatron Core:
 # tokens per second and GPU. Nemotron's rows are left out: we do not have their activation.
 GPT = {"model.activation": "gelu"}
@@ -45,6 +56,10 @@ NEMO = [  # name, form, layers, hidden, ffn, heads, groups, vocabulary, GPUs, ba
     ("LLAMA2-70B", LLAMA, 80, 8192, 28672, 64, 8, 32000, 64, 128, 1, 4096, 4, 4, 1, 20, 1717),
     ("LLAMA3-8B", LLAMA, 32, 4096, 14336, 32, 8, 128256, 8, 128, 1, 8192, 1, 1, 2, 1, 11883),
     ("LLAMA3-70B", LLAMA, 80, 8192, 28672, 64, 8, 128256, 64, 128, 1, 8192, 4, 4, 2, 5, 1549)]
+
+
+OVERLAPPED = {"ddp.use_distributed_optimizer": "true", "ddp.overlap_grad_reduce": "true",
+              "ddp.overlap_param_gather": "true"}
 
 
 def flops_with_recomputation(batch, layers, hidden):
@@ -77,7 +92,8 @@ def weak_scaling(row):
                 continue
             slots = batch // replicas // micro + (pipeline - 1) / chunks
             theirs = plan["step_ms"] + (layers / pipeline * slots *
-                                        published_steps.attention_ms(heads, tensor, micro, 2))
+                                        published_steps.attention_ms(heads, hidden, tensor, micro,
+                                                                     2))
             if best is None or theirs < best[0]:
                 best = theirs, plan["step_ms"], micro, chunks
     work = flops_with_recomputation(batch, layers, hidden) / gpus / 1e9
@@ -85,20 +101,64 @@ def weak_scaling(row):
             f"micro-batch {best[2]}, chunks {best[3]}")
 
 
+def chunk_choices(layers):
+    """Chunks of a stage's layers: one, and numbers that divide them."""
+    return [chunks for chunks in range(1, layers + 1) if layers % chunks == 0]
+
+
+def fastest_that_fits(gpus, fields, sequences, pipeline, layers):
+    """Returns the least planned milliseconds of a step over micro-batches and chunks, and a text.
+    `sequences`: of a replica. `layers`: of a stage."""
+    best = None
+    for micro in (1, 2, 4):
+        for chunks in chunk_choices(layers) if pipeline > 1 else (1,):
+            if sequences % micro or (chunks > 1 and sequences // micro % pipeline):
+                continue
+            choice = fields | {"train.micro_batch_size": micro}
+            if chunks > 1:
+                choice["parallel.virtual_pipeline_model_parallel_size"] = chunks
+            plan = published_steps.plan_time(gpus, choice, H100)
+            if max(plan["peak_bytes"]) <= MEMORY and (best is None or plan["step_ms"] < best[0]):
+                best = plan["step_ms"], f"micro-batch {micro}, chunks {chunks}"
+    return best
+
+
+def megatron_core(row):
+    """Returns the name, the published TFLOP/s per GPU, the planned ones without and with overlap of
+    tensor parallelism, and the micro-batch and chunks of both."""
+    billions, heads, hidden, layers, tensor, pipeline, batch, published = row
+    gpus, length, vocabulary = REPLICAS * tensor * pipeline, 4096, 131072
+    fields = OVERLAPPED | {
+        "model.num_attention_heads": heads, "model.num_query_groups": heads,
+        "model.hidden_size": hidden, "model.num_layers": layers, "model.vocab_size": vocabulary,
+        "model.seq_length": length, "model.untie_embeddings_and_output_weights": "true",
+        "parallel.tensor_model_parallel_size": tensor,
+        "parallel.pipeline_model_parallel_size": pipeline, "train.global_batch_size": batch,
+        "parallel.sequence_parallel": str(tensor > 1).lower()}
+    # Megatron's formula for FLOPs without recomputation.
+    work = (72 * batch * length * layers * hidden ** 2 *
+            (1 + length / (6 * hidden) + vocabulary / (12 * layers * hidden))) / gpus / 1e9
+    found = []
+    for overlap in ("false", "true") if tensor > 1 else ("false",):
+        choice = fields | {"parallel.tp_comm_overlap": overlap}
+        found.append(fastest_that_fits(gpus, choice, batch // REPLICAS, pipeline,
+                                       layers // pipeline))
+    return (f"{billions}B", published, work / found[0][0], work / found[-1][0],
+            "; ".join(text for _, text in found))
+
+
 def nemo(row):
     """Returns the name, the published tokens/s per GPU, the planned ones twice, and the layout."""
     (name, form, layers, hidden, ffn, heads, groups, vocabulary, gpus, batch, micro, length, tensor,
      pipeline, context, chunks, published) = row
-    fields = form | {
+    fields = form | OVERLAPPED | {
         "model.num_layers": layers, "model.hidden_size": hidden, "model.ffn_hidden_size": ffn,
         "model.num_attention_heads": heads, "model.num_query_groups": groups,
         "model.vocab_size": vocabulary, "model.seq_length": length,
         "parallel.tensor_model_parallel_size": tensor,
         "parallel.pipeline_model_parallel_size": pipeline,
         "parallel.context_parallel_size": context, "train.global_batch_size": batch,
-        "train.micro_batch_size": micro, "train.fp8": "hybrid",
-        "ddp.use_distributed_optimizer": "true", "ddp.overlap_grad_reduce": "true",
-        "ddp.overlap_param_gather": "true"}
+        "train.micro_batch_size": micro, "train.fp8": "hybrid"}
     if tensor > 1:
         fields["parallel.sequence_parallel"] = "true"
     if chunks > 1:
@@ -109,22 +169,30 @@ def nemo(row):
             f"tp {tensor}, pp {pipeline}, cp {context}, {max(plan['peak_bytes']) / 1e9:.0f} GB")
 
 
+TABLES = {  # rows, plan, what the second planned column is
+    "a100": (WEAK_SCALING, weak_scaling, "with their attention"),
+    "h100": (MEGATRON_CORE, megatron_core, "with tp_comm_overlap"),
+    "h100_fp8": (NEMO, nemo, "the same")}
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("table", choices=["a100", "h100"])
+    parser.add_argument("table", choices=TABLES)
     parser.add_argument("--rows", type=int, help="the first of the table")
     arguments = parser.parse_args()
-    rows, plan = (WEAK_SCALING, weak_scaling) if arguments.table == "a100" else (NEMO, nemo)
+    rows, plan, second = TABLES[arguments.table]
     errors = []
-    print(f"{'model':>10}  {'published':>9}  {'planned':>9}  {'error':>7}  "
-          f"{'with their attention':>20}  {'error':>7}")
+    print(f"{'model':>10}  {'published':>9}  {'planned':>9}  {'error':>7}  {second:>20}  "
+          f"{'error':>7}")
     for row in rows[:arguments.rows]:
-        name, published, planned, theirs, layout = plan(row)
-        errors.append(theirs / published - 1)
-        print(f"{name:>10}  {published:9,}  {planned:9,.0f}  {planned / published - 1:+7.1%}  "
-              f"{theirs:20,.0f}  {errors[-1]:+7.1%}  {layout}", flush=True)
-    sizes = [abs(error) for error in errors]
-    print(f"median {statistics.median(sizes):.1%}, most {max(sizes):.1%}")
+        name, published, *planned, layout = plan(row)
+        errors.append([rate / published - 1 for rate in planned])
+        columns = "  ".join(f"{rate:{width},.0f}  {error:+7.1%}"
+                            for rate, error, width in zip(planned, errors[-1], (9, 20)))
+        print(f"{name:>10}  {published:9,}  {columns}  {layout}", flush=True)
+    for text, column in (("planned", 0), (second, 1)):
+        sizes = [abs(row[column]) for row in errors]
+        print(f"{text}: median {statistics.median(sizes):.1%}, most {max(sizes):.1%}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Compares `lockstep plan time` with published steps of Megatron-LM on A100 hosts.
 
-    python benchmarks/published_steps.py [--rows N] [--machine FILE]
+    python benchmarks/published_steps.py [--rows N]
 
 Nothing here is measured, and no constant is fitted to a row. The published programs differ from
-ours: they write the attention weights to memory and apply dropout to them; ours runs fused
-attention without dropout. Both apply a dropout of 0.1 to the layers' outputs. The column "with
-their attention" adds the memory traffic of those weights to a step, see attention_ms().
+ours: they compute all attention weights, write them to memory and apply dropout to them; ours runs
+fused attention without dropout, which skips what the causal mask hides. Both apply a dropout of 0.1
+to the layers' outputs. The column "with their attention" adds the difference to a step, see
+attention_ms().
 """
 
 import argparse
@@ -19,7 +20,9 @@ SOURCE = pathlib.Path(__file__).resolve().parents[1]
 LOCKSTEP = SOURCE / "build/lockstep"
 MACHINE = SOURCE / "configs/machines/dgx_a100.textproto"
 SEQUENCE = 2048
-BANDWIDTH = 0.9 * 2039e9  # of that machine file, for large tensors
+# Of that machine file: bytes per second of large tensors, and FLOPs per second of a product.
+BANDWIDTH = 0.9 * 2039e9
+PEAK, LARGE, SHARE, SHARE_OF_SMALL, SHARE_OF_ATTENTION = 312e12, 16e9, 0.869, 0.6, 0.554
 
 # Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv
 # 2205.05198: tables 3 (layouts) and 5 (seconds of an iteration: full recomputation; sequence
@@ -51,18 +54,23 @@ def plan_time(ranks, fields, machine):
     return json.loads(result.stdout)
 
 
-def attention_ms(heads, tensor, micro, runs):
-    """Milliseconds of a layer and micro-batch on a rank. S^2 weights of each head, 2 bytes each, go
-    through memory 7 times in forward (products, scaled softmax, dropout with its one-byte mask, and
-    the read by the second product) and 12 times in backward. `runs`: forward passes."""
-    weights = micro * heads // tensor * SEQUENCE * SEQUENCE * 2
-    return 1e3 * weights * (7 * runs + 12) / BANDWIDTH
+def attention_ms(heads, hidden, tensor, micro, runs):
+    """Milliseconds that their attention takes beyond ours, of a layer and micro-batch on a rank.
+    S^2 weights of each head, 2 bytes each, go through memory 7 times in forward (products, scaled
+    softmax, dropout with its one-byte mask, and the read by the second product) and 12 times in
+    backward. Theirs takes two products in forward and four in backward, over the whole square; the
+    plan counts half of two, and half of five. `runs`: forward passes."""
+    square = micro * SEQUENCE * SEQUENCE
+    weights = square * heads // tensor * 2
+    product = 2 * square * hidden / tensor
+    rate = PEAK * (SHARE if product >= LARGE else SHARE_OF_SMALL)
+    theirs = weights * (7 * runs + 12) / BANDWIDTH + product * (2 * runs + 4) / rate
+    return 1e3 * (theirs - product * (runs + 2.5) / (PEAK * SHARE_OF_ATTENTION))
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, help="the first of the table")
-    parser.add_argument("--machine", type=pathlib.Path, default=MACHINE)
     arguments = parser.parse_args()
     errors, more = [], []
     print(f"{'model':>6}  {'recompute':>9}  {'published s':>11}  {'planned s':>9}  {'error':>7}  "
@@ -81,10 +89,11 @@ def main():
             if kind == "selective":
                 fields["parallel.sequence_parallel"] = "true"
             begin = time.monotonic()
-            planned = plan_time(8 * pipeline, fields, arguments.machine)["step_ms"] / 1e3
+            planned = plan_time(8 * pipeline, fields, MACHINE)["step_ms"] / 1e3
             spent = time.monotonic() - begin
             slots = batch // micro + (pipeline - 1) / chunks
-            theirs = planned + layers / pipeline * slots * attention_ms(heads, 8, micro, 2) / 1e3
+            more_ms = attention_ms(heads, hidden, 8, micro, 2)
+            theirs = planned + layers / pipeline * slots * more_ms / 1e3
             errors.append(planned / published - 1)
             more.append(theirs / published - 1)
             print(f"{name:>6}  {kind:>9}  {published:11.2f}  {planned:9.2f}  {errors[-1]:+7.1%}  "

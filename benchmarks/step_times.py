@@ -125,7 +125,11 @@ def planned_ms(ranks, fields, machine):
 
 def threads_of(machine):
     """Returns the threads of a rank, as the machine file was measured."""
-    return int(re.search(r"of (\d+) threads", machine.read_text()).group(1))
+    found = re.search(r"of (\d+) threads", machine.read_text())
+    if not found:
+        raise SystemExit(f"{machine}: found no `name: \"... of N threads\"`, allowed: a file that "
+                         "`lockstep doctor --calibrate` wrote")
+    return int(found.group(1))
 
 
 def measured_ms(hosts, ranks, fields, steps, threads):

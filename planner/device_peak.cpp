@@ -1,6 +1,7 @@
 #include "lockstep/planner/device_peak.h"
 
 #include <array>
+#include <cctype>
 
 namespace lockstep {
 namespace {
@@ -25,8 +26,12 @@ std::optional<double> peak_tflops(std::string_view model, Precision precision) {
   if (precision != Precision::bf16 && precision != Precision::fp16) return {};
   for (const auto& [part_of_name, half_tflops] : kDevices)
     if (const size_t at = model.find(part_of_name); at != model.npos) {
-      const bool begins_word = at == 0 || model[at - 1] == ' ';
-      if (begins_word) return half_tflops;
+      const size_t end = at + part_of_name.size();
+      const auto goes_on = [&] {
+        return std::isalnum(static_cast<unsigned char>(model[end])) != 0;
+      };
+      const bool is_word = (at == 0 || model[at - 1] == ' ') && (end == model.size() || !goes_on());
+      if (is_word) return half_tflops;
     }
   return {};
 }

@@ -28,10 +28,12 @@ uint32_t JobOperations::start(uint32_t rank_class, uint32_t call_number) {
     operations_.push_back({.needed = message ? 2 : members});
   }
   Operation& operation = operations_[entry->second];
-  // A receive says nothing about the link's load; the send of its pair does.
-  const Machine::Transfer cost = transfers_.of(rank_class, call_number);
-  operation.cost.seconds = std::max(operation.cost.seconds, cost.seconds);
-  operation.cost.occupancy = std::max(operation.cost.occupancy, cost.occupancy);
+  // A receive says nothing about the cost; the send of its pair does.
+  if (!message || sends) {
+    const Machine::Transfer cost = transfers_.of(rank_class, call_number);
+    operation.cost.seconds = std::max(operation.cost.seconds, cost.seconds);
+    operation.cost.occupancy = std::max(operation.cost.occupancy, cost.occupancy);
+  }
   operation.started.emplace_back(rank_class, Stream{call.group, peer});
   return entry->second;
 }

@@ -29,6 +29,12 @@ double time_at(const std::vector<Machine::Point>& points, double work) {
 
 bool is_fp8(const std::string& dtype) { return dtype.starts_with("Float8"); }
 
+/// Forward or backward.
+bool is_attention(const ProgramKernel& kernel) {
+  constexpr const char* kForward = "aten::_scaled_dot_product_flash_attention";
+  return kernel.name.starts_with(kForward);
+}
+
 double operator_time(const std::vector<Machine::Point>& points, double work) {
   const Machine::Point& first = points.front();
   return work < first.work ? first.seconds * work / first.work : time_at(points, work);
@@ -44,12 +50,16 @@ double collective_time(const std::vector<Machine::Point>& points, double bytes) 
                    (bytes - before.work) / (next->work - before.work));
 }
 
+/// Times of the kernel's dtype come before those of any dtype.
 const Machine::Times* times_of(const std::vector<Machine::Times>& all,
                                const ProgramKernel& kernel) {
-  const auto found = std::find_if(all.begin(), all.end(), [&](const Machine::Times& times) {
-    return times.name == kernel.name && (times.dtype.empty() || times.dtype == kernel.dtype);
-  });
-  return found == all.end() ? nullptr : &*found;
+  const Machine::Times* of_any = nullptr;
+  for (const Machine::Times& times : all) {
+    if (times.name != kernel.name) continue;
+    if (times.dtype == kernel.dtype) return &times;
+    if (times.dtype.empty()) of_any = &times;
+  }
+  return of_any;
 }
 
 /// The name in machine files of the operation that `kind` works like.
@@ -157,6 +167,8 @@ double Machine::seconds(const ProgramKernel& kernel) const {
   if (const Times* const times = times_of(operators, kernel))
     return operator_time(times->points, kernel.flops > 0 ? kernel.flops : bytes);
   double time = bytes / (memory_bytes_per_s * share_of(memory, bytes));
+  if (attention > 0 && is_attention(kernel))
+    return std::max(time, kernel.flops / (peak_of(kernel.dtype) * attention));
   if (kernel.flops > 0) {
     const auto& shares = is_fp8(kernel.dtype) && !fp8_matrix.empty() ? fp8_matrix : matrix;
     time += kernel.flops / (peak_of(kernel.dtype) * share_of(shares, kernel.flops));
@@ -174,9 +186,8 @@ Machine::Transfer Machine::transfer(const ProgramCall& call, const RankList& ran
   const Link& link = inside ? inside_host : between_hosts;
   require<ConfigError>(
       link.bytes_per_s > 0,
-      "machine \"{}\": between_hosts is missing, and a host has {} ranks: ranks {} "
-      "are on several",
-      name, ranks_per_host, fmt::join(ranks, ", "));
+      "machine \"{}\": between_hosts is missing, and a host has {} ranks: {} are on several", name,
+      ranks_per_host, group_text("ranks", ranks));
   const auto latency_of = [&](const HostPlacing& at) {
     return latency(kind, at, inside_host.latency_s, link.latency_s);
   };

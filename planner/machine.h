@@ -52,6 +52,7 @@ struct Machine {
   std::vector<Efficiency> matrix = {};      ///< by operations, the largest first
   std::vector<Efficiency> fp8_matrix = {};  ///< of 8-bit floats; empty: as `matrix`
   std::vector<Efficiency> memory = {};      ///< by bytes, the largest first
+  double attention = 0;  ///< share of the peak that fused attention reaches; 0: unknown
   Link inside_host = {};
   Link between_hosts = {};   ///< without bytes_per_s there is no such link
   double launch_s = 0;       ///< host time to launch a kernel or a collective
@@ -68,7 +69,8 @@ struct Machine {
   double peak_of(const std::string& dtype) const;
 
   /// Seconds that a device takes for `kernel`: what was measured for its operator and dtype;
-  /// otherwise its matrix products at their rate, and then its bytes.
+  /// otherwise its matrix products at their rate, and then its bytes. Fused attention takes its own
+  /// rate, if the machine has one, or the time of its bytes if that is longer.
   double seconds(const ProgramKernel& kernel) const;
 
   /// The time from when all of `ranks` have started `call` until it is done: the latency of its

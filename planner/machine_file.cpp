@@ -19,6 +19,11 @@ namespace {
 namespace pb = google::protobuf;
 
 constexpr int64_t kLongestFile = 1 << 20;
+// Beyond them sums and ratios of times may be neither.
+constexpr double kLeast = 1e-100, kMost = 1e100;
+constexpr std::array<std::string_view, 14> kDtypes = {
+    "BFloat16", "Bool",          "Byte",        "Char", "ComplexDouble", "ComplexFloat", "Double",
+    "Float",    "Float8_e4m3fn", "Float8_e5m2", "Half", "Int",           "Long",         "Short"};
 constexpr std::array<std::string_view, 7> kCollectives = {
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send", "exchange"};
 
@@ -42,12 +47,14 @@ class Reader {
     require<ConfigError>(is_there, "{}: {} is missing", origin_, field);
     require<ConfigError>(value > 0 && std::isfinite(value),
                          "{}: {}: found {}, allowed: a number > 0", origin_, field, value);
-    return value;
+    require<ConfigError>(value >= kLeast, "{}: {}: found {}, allowed: {} or more", origin_, field,
+                         value, kLeast);
+    return not_too_large(field, value);
   }
   double not_negative(const std::string& field, double value) const {
     require<ConfigError>(value >= 0 && std::isfinite(value),
                          "{}: {}: found {}, allowed: a number >= 0", origin_, field, value);
-    return value;
+    return not_too_large(field, value);
   }
   double at_most_one(const std::string& field, double value) const {
     require<ConfigError>(value <= 1, "{}: {}: found {}, allowed: up to 1", origin_, field, value);
@@ -65,8 +72,14 @@ class Reader {
       all.push_back({unit * not_negative(field + ".from", one.from()),
                      share(field + ".share", one.has_share(), one.share())});
     std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.from > b.from; });
-    require<ConfigError>(!all.empty() && all.back().from == 0,
-                         "{}: {}: allowed: one or more, of which one is from 0", origin_, field);
+    require<ConfigError>(!all.empty(), "{}: {} is missing", origin_, field);
+    require<ConfigError>(all.back().from == 0,
+                         "{}: {}: found {} as the least `from`, allowed: one that is 0", origin_,
+                         field, all.back().from / unit);
+    const auto same = std::adjacent_find(
+        all.begin(), all.end(), [](const auto& a, const auto& b) { return a.from == b.from; });
+    require<ConfigError>(same == all.end(), "{}: {}.from: found {} twice, allowed: once", origin_,
+                         field, same == all.end() ? 0 : same->from / unit);
     return all;
   }
 
@@ -90,6 +103,10 @@ class Reader {
     std::set<std::pair<std::string, std::string>> known;
     for (const proto::MachineOperator& one : list) {
       require<ConfigError>(!one.name().empty(), "{}: operator.name is missing", origin_);
+      require<ConfigError>(one.dtype().empty() || std::find(kDtypes.begin(), kDtypes.end(),
+                                                            one.dtype()) != kDtypes.end(),
+                           "{}: operator \"{}\": dtype: found \"{}\", allowed: {}", origin_,
+                           one.name(), one.dtype(), fmt::join(kDtypes, ", "));
       require<ConfigError>(known.insert({one.name(), one.dtype()}).second,
                            "{}: operator \"{}\" of dtype \"{}\": found twice, allowed: once",
                            origin_, one.name(), one.dtype());
@@ -129,6 +146,12 @@ class Reader {
   }
 
  private:
+  double not_too_large(const std::string& field, double value) const {
+    require<ConfigError>(value <= kMost, "{}: {}: found {}, allowed: up to {}", origin_, field,
+                         value, kMost);
+    return value;
+  }
+
   std::string origin_;
 };
 
@@ -197,12 +220,17 @@ Machine parse_machine(const std::string& text, const std::string& origin) {
   machine.launch_s = 1e-6 * reader.not_negative("launch_us", message.launch_us());
   machine.synchronous = message.synchronous();
   if (message.has_cores()) {
+    require<ConfigError>(machine.ranks_per_host > 1,
+                         "{}: cores: found {}, allowed: unset, because ranks_per_host is 1", origin,
+                         message.cores());
     require<ConfigError>(
         message.cores() >= 1 && message.cores() < machine.ranks_per_host && machine.synchronous,
         "{}: cores: found {}, allowed: 1 to {}, fewer than ranks_per_host, with synchronous: true",
         origin, message.cores(), machine.ranks_per_host - 1);
     machine.cores = message.cores();
   }
+  if (message.has_attention_efficiency())
+    machine.attention = reader.share("attention_efficiency", true, message.attention_efficiency());
   machine.operators = reader.operators(message.operator_());
   return machine;
 }
@@ -222,6 +250,7 @@ std::string machine_text(const Machine& machine) {
   write_efficiencies(machine.matrix, 1e9, [&] { return message.add_matrix_efficiency(); });
   write_efficiencies(machine.fp8_matrix, 1e9, [&] { return message.add_fp8_matrix_efficiency(); });
   write_efficiencies(machine.memory, 1e6, [&] { return message.add_memory_efficiency(); });
+  if (machine.attention > 0) message.set_attention_efficiency(machine.attention);
   write_link(machine.inside_host, *message.mutable_inside_host());
   if (machine.between_hosts.bytes_per_s > 0)
     write_link(machine.between_hosts, *message.mutable_between_hosts());

@@ -28,7 +28,7 @@ const ProgramEvent* SimulatedRank::next_event() {
   return step_ == ends.size() ? nullptr : &program->events[event];
 }
 
-void SimulatedRank::add_work(double seconds) {
+void SimulatedRank::add_work(double seconds, size_t event) {
   if (in_last_step()) (event <= last_backward_ ? spent.compute_s : spent.optimizer_s) += seconds;
 }
 

@@ -2,6 +2,7 @@
 
 // Internal.
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -18,6 +19,7 @@ class SimulatedRank {
   struct Started {
     uint32_t operation = 0;  ///< its number in JobOperations
     uint32_t call = 0;       ///< of the program
+    size_t event = 0;        ///< that started it
   };
 
   /// Both must outlive it. UsageError: see simulate_step().
@@ -28,8 +30,9 @@ class SimulatedRank {
   bool in_last_step() const { return step_ + 1 == program->step_ends.size(); }
   bool has_ended() const { return step_ == program->step_ends.size(); }
 
-  /// The device has worked for this long. Only the last step counts, here and below.
-  void add_work(double seconds);
+  /// The device has worked for this long on what belongs to `event`. Only the last step counts,
+  /// here and below.
+  void add_work(double seconds, size_t event);
   /// It has waited for an operation that was running.
   void add_exposed(const Started& started, double seconds);
 

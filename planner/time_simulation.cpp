@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <optional>
+#include <utility>
 
 #include "lockstep/planner/job_operations.h"
 #include "lockstep/planner/shared_cores.h"
@@ -26,6 +28,8 @@ using Started = SimulatedRank::Started;
 struct Run : SimulatedRank {
   using SimulatedRank::SimulatedRank;
   double host = 0;                        ///< time of the host
+  std::optional<Started> held_host = {};  ///< the operation that the host waited for longest
+  std::deque<std::pair<double, double>> idle = {};  ///< when the stream of kernels ran none
   std::vector<double> before_waits = {};  ///< the stream's time before each of the device's waits
   std::map<Stream, std::deque<std::pair<uint32_t, double>>> streams = {};  ///< meeting, ready at
   std::map<Stream, double> stream_end = {};
@@ -95,13 +99,31 @@ class Simulation {
     return std::max(run.time, run.host);
   }
 
-  /// Advances the stream of kernels, which is busy or waits for its host.
+  /// Advances the stream of kernels, which is busy.
   void spend(Run& run, double seconds) {
     run.time += seconds;
-    run.add_work(seconds);
+    run.add_work(seconds, run.event);
   }
 
-  void add_kernel(Run& run, double seconds) { spend(run, launch(run) - run.time + seconds); }
+  /// The device has nothing to run until its host launches something at `ready`. What the host
+  /// waited for other ranks is not the device's work.
+  void idle_until(Run& run, double ready) {
+    if (ready <= run.time) return;
+    run.idle.emplace_back(run.time, ready);
+    if (run.held_host) {
+      const Meeting& meeting = meetings_[run.held_host->operation];
+      const double end = std::min(ready, meeting.end);
+      if (const double begin = std::max(run.time, meeting.begin); begin < end)
+        run.add_exposed(*run.held_host, end - begin);
+      run.time = std::max(run.time, end);
+    }
+    spend(run, ready - run.time);
+  }
+
+  void add_kernel(Run& run, double seconds) {
+    idle_until(run, launch(run));
+    spend(run, seconds);
+  }
 
   /// The host waits until the device is past the first `waits` of its waits.
   void host_wait(Run& run, uint32_t waits) {
@@ -113,17 +135,30 @@ class Simulation {
     const Meeting& meeting = meetings_[started.operation];
     if (!meeting.done) return false;
     if (!run.program->calls[started.call].on_device && !machine_.synchronous) {
+      if (meeting.end > run.host) run.held_host = started;
       run.host = std::max(run.host, meeting.end);
       return true;
     }
     if (run.program->calls[started.call].on_device) run.before_waits.push_back(run.time);
     // Kernels that ran meanwhile had only a part of the device.
-    const double meanwhile = std::min(run.time, meeting.end) - meeting.begin;
-    if (meanwhile > 0) spend(run, operations_[started.operation].cost.occupancy * meanwhile);
+    const double slowed = busy_seconds(run, meeting.begin, std::min(run.time, meeting.end)) *
+                          operations_[started.operation].cost.occupancy;
+    run.time += slowed;
+    run.add_work(slowed, started.event);
     if (meeting.end <= run.time) return true;
     run.add_exposed(started, meeting.end - std::max(run.time, meeting.begin));
+    run.idle.emplace_back(run.time, meeting.end);
     run.time = meeting.end;
     return true;
+  }
+
+  /// Of the stream of kernels from `begin` to `end`.
+  static double busy_seconds(const Run& run, double begin, double end) {
+    if (end <= begin) return 0;
+    double seconds = end - begin;
+    for (auto one = run.idle.rbegin(); one != run.idle.rend() && one->second > begin; ++one)
+      seconds -= std::max(0.0, std::min(end, one->second) - std::max(begin, one->first));
+    return seconds;
   }
 
   void start(uint32_t index, uint32_t number) {
@@ -131,7 +166,7 @@ class Simulation {
     const ProgramCall& call = run.program->calls[number];
     const uint32_t operation = operations_.start(index, number);
     if (operation == meetings_.size()) meetings_.emplace_back();
-    run.operations.push_back({operation, number});
+    run.operations.push_back({operation, number, run.event});
     const double ready = launch(run);
     const Stream& stream = operations_[operation].started.back().second;
     run.streams[stream].push_back({operation, call.on_device ? ready : host_of(run)});

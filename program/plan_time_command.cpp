@@ -40,14 +40,13 @@ void plan_time_of(const CLI::App& command, const TimeArguments& arguments) {
 constexpr const char* kTimeFooter =
     "Simulates the recorded programs of `lockstep train` (see `lockstep plan verify --help`) with "
     "the costs of a machine. A kernel costs its arithmetic and its memory traffic, a collective "
-    "costs a latency and its bytes over the link, and streams overlap. Not counted: the host, "
-    "reading data, contention between streams.\n"
+    "costs a latency and its bytes over the link, and streams overlap. The host costs what the "
+    "machine file says of a launch. Not counted: reading data, contention between streams.\n"
     "Machine files: dgx_a100, dgx_h100 and h100_measured are included, and `lockstep doctor "
     "--calibrate` writes one; see docs/planning.md.\n"
     "JSON: step_ms; tflops_per_device (operations of the model, without recomputation) and "
-    "utilisation (its share of the machine's peak in train.precision, or in FP8 with train.fp8); "
-    "compute_ms, "
-    "optimizer_ms, bubble_ms (waiting for other ranks) and "
+    "utilisation (its share of the machine's peak in train.precision; with train.fp8 in FP8, if "
+    "that is higher); compute_ms, optimizer_ms, bubble_ms (waiting for other ranks) and "
     "exposed_communication_ms (waiting for an operation in progress): averages over all ranks, "
     "which add up to step_ms; peak_bytes of each stage (peak memory of the tensors of a rank); "
     "classes (the same parts for one rank of each class, with exposed communication by group).";

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 
 #include "lockstep/core/error.h"
 
@@ -49,6 +50,26 @@ TEST(MachineFile, SharesAreThoseThatTheWorkReaches) {
   EXPECT_DOUBLE_EQ(machine.between_hosts.latency_s, 5e-6);
 }
 
+TEST(MachineFile, FusedAttentionHasARateOfItsOwn) {
+  const Machine machine =
+      parse_machine(std::string(kMachine) + "attention_efficiency: 0.25\n", "m");
+  const auto seconds = [&](const char* name, const char* dtype, double flops, int64_t bytes) {
+    return machine.seconds({.name = name, .dtype = dtype, .flops = flops, .bytes = bytes});
+  };
+  const std::string forward = "aten::_scaled_dot_product_flash_attention";
+  for (const std::string& name : {forward, forward + "_backward"}) {
+    EXPECT_DOUBLE_EQ(seconds(name.c_str(), "BFloat16", 1.6e10, 9'000'000), 1.6e10 / (1e14 * 0.25));
+    EXPECT_DOUBLE_EQ(seconds(name.c_str(), "Float", 1.6e10, 9'000'000), 1.6e10 / (1e13 * 0.25));
+    EXPECT_DOUBLE_EQ(seconds(name.c_str(), "BFloat16", 1e6, 9'000'000), 9e6 / (1e12 * 0.5));
+  }
+  EXPECT_DOUBLE_EQ(seconds("aten::bmm", "BFloat16", 1.6e10, 9'000'000),
+                   1.6e10 / (1e14 * 0.8) + 9e6 / (1e12 * 0.5));
+  Machine measured = machine;
+  measured.operators = {{.name = forward, .points = {{1e9, 1e-3}}}};
+  EXPECT_DOUBLE_EQ(
+      measured.seconds({.name = forward, .dtype = "BFloat16", .flops = 2e9, .bytes = 0}), 2e-3);
+}
+
 void expect_refused(const std::string& text, const std::string& told) {
   try {
     parse_machine(text, "file");
@@ -71,7 +92,17 @@ TEST(MachineFile, WhatIsMissingOrWrongIsNamed) {
   expect_refused(with("efficiency: 0.8", "efficiency: 1.2"),
                  "between_hosts.efficiency: found 1.2, allowed: up to 1");
   expect_refused(with("memory_efficiency { from: 0 share: 0.5 }", ""),
-                 "memory_efficiency: allowed: one or more, of which one is from 0");
+                 "memory_efficiency: found 10 as the least `from`, allowed: one that is 0");
+  expect_refused(with("memory_efficiency { from: 0 share: 0.5 }",
+                      "memory_efficiency { from: 10 "
+                      "share: 0.5 }"),
+                 "memory_efficiency: found 10 as the least `from`");
+  expect_refused(std::string(kMachine) + "memory_efficiency { share: 0.7 }",
+                 "memory_efficiency.from: found 0 twice, allowed: once");
+  expect_refused(with("half_tflops: 100", "half_tflops: 1e-320"),
+                 "half_tflops: found 1e-320, allowed: 1e-100 or more");
+  expect_refused(with("wide_tflops: 10", "wide_tflops: 1e300"),
+                 "wide_tflops: found 1e+300, allowed: up to 1e+100");
 }
 
 constexpr const char* kMeasured =
@@ -93,6 +124,17 @@ TEST(MachineFile, MeasuredOperatorsTakeWhatWasMeasured) {
   EXPECT_DOUBLE_EQ(product(8e6), 180e-6);
   EXPECT_DOUBLE_EQ(product(1e6, "Double"), 1e6 / (1e13 * 0.5) + 400 / (1e12 * 0.5));
   EXPECT_DOUBLE_EQ(machine.seconds({.name = "swiglu", .dtype = "Half", .bytes = 3000}), 6e-6);
+  // Wherever the time of any dtype stands.
+  for (const bool first : {true, false}) {
+    const std::string any = "operator { name: \"aten::mm\" point { work: 1e6 us: 70 } }\n";
+    const Machine both = parse_machine(
+        std::string(kMachine) + (first ? any : "") + kMeasured + (first ? "" : any), "m");
+    const auto seconds = [&](const char* dtype) {
+      return both.seconds({.name = "aten::mm", .dtype = dtype, .flops = 1e6, .bytes = 0});
+    };
+    EXPECT_DOUBLE_EQ(seconds("Float"), 10e-6);
+    EXPECT_DOUBLE_EQ(seconds("Double"), 70e-6);
+  }
 }
 
 TEST(MachineFile, MeasuredCollectivesTakeWhatWasMeasured) {
@@ -180,6 +222,16 @@ TEST(MachineFile, AMachineOfOneHostRefusesJobsOfSeveral) {
   const ProgramCall call = {.operation = {.kind = Kind::all_reduce}, .bytes = 300};
   EXPECT_DOUBLE_EQ(machine.transfer(call, {0, 1, 2}, 0).seconds, 4 * 2e-6 + 400 / 1.5e11);
   EXPECT_THROW(machine.transfer(call, {0, 1, 4}, 0), ConfigError);
+  RankList many(4096);
+  std::iota(many.begin(), many.end(), 0);
+  try {
+    machine.transfer(call, many, 0);
+    ADD_FAILURE();
+  } catch (const ConfigError& error) {
+    EXPECT_NE(std::string(error.what()).find("ranks [0, ... 4096 ranks ... 4095] are on several"),
+              std::string::npos)
+        << error.what();
+  }
   EXPECT_EQ(machine_text(machine).find("between_hosts"), std::string::npos);
 }
 
@@ -225,6 +277,7 @@ TEST(MachineFile, WhatIsWrittenIsReadAgain) {
       .matrix = {{.from = 16e9, .share = 0.9}, {.from = 0, .share = 0.1}},
       .fp8_matrix = {{.from = 2e9, .share = 0.7}, {.from = 0, .share = 0.2}},
       .memory = {{.from = 0, .share = 1}},
+      .attention = 0.6,
       .inside_host = {.bytes_per_s = 3.3e9,
                       .latency_s = 1.7e-5,
                       .occupancy = 0.25,
@@ -245,6 +298,7 @@ TEST(MachineFile, WhatIsWrittenIsReadAgain) {
   expect_alike(found.matrix, machine.matrix);
   expect_alike(found.fp8_matrix, machine.fp8_matrix);
   expect_alike(found.memory, machine.memory);
+  EXPECT_DOUBLE_EQ(found.attention, machine.attention);
   expect_alike(found.inside_host, machine.inside_host);
   expect_alike(found.between_hosts, machine.between_hosts);
   EXPECT_DOUBLE_EQ(found.launch_s, machine.launch_s);
@@ -261,6 +315,9 @@ TEST(MachineFile, MeasurementsThatCannotBeAreNamed) {
   expect_refused(with("cores: 2"),
                  "cores: found 2, allowed: 1 to 3, fewer than ranks_per_host, "
                  "with synchronous: true");
+  std::string alone = with("synchronous: true cores: 1");
+  alone.replace(alone.find("ranks_per_host: 4"), 17, "ranks_per_host: 1");
+  expect_refused(alone, "cores: found 1, allowed: unset, because ranks_per_host is 1");
   expect_refused(with("operator { point { work: 1 us: 1 } }"), "operator.name is missing");
   expect_refused(with("operator { name: \"x\" }"), "operator \"x\": point is missing");
   expect_refused(with("operator { name: \"x\" point { work: 2 } }"),
@@ -272,6 +329,10 @@ TEST(MachineFile, MeasurementsThatCannotBeAreNamed) {
   expect_refused(with("operator { name: \"x\" point { work: 2 us: 1 } }\n"
                       "operator { name: \"x\" point { work: 3 us: 1 } }"),
                  "operator \"x\" of dtype \"\": found twice, allowed: once");
+  expect_refused(with("operator { name: \"x\" dtype: \"fp32\" point { work: 2 us: 1 } }"),
+                 "operator \"x\": dtype: found \"fp32\", allowed: BFloat16, ");
+  expect_refused(with("operator { name: \"x\" point { work: 2 us: 1e-320 } }"),
+                 "operator \"x\": point.us: found 1e-320, allowed: 1e-100 or more");
   const auto inside = [](const std::string& more) {
     std::string text = kMachine;
     return text.insert(text.find("latency_us: 2 "), more + " ");
@@ -284,7 +345,12 @@ TEST(MachineFile, MeasurementsThatCannotBeAreNamed) {
   expect_refused(with("matrix_efficiency { from: -1 share: 1 }"),
                  "matrix_efficiency.from: found -1");
   expect_refused(with("fp8_matrix_efficiency { from: 1 share: 1 }"),
-                 "fp8_matrix_efficiency: allowed: one or more, of which one is from 0");
+                 "fp8_matrix_efficiency: found 1 as the least `from`, allowed: one that is 0");
+  for (const char* share : {"0", "-0.5", "nan"})
+    expect_refused(with(std::string("attention_efficiency: ") + share),
+                   std::string("attention_efficiency: found ") + share + ", allowed: a number > 0");
+  expect_refused(with("attention_efficiency: 1.5"),
+                 "attention_efficiency: found 1.5, allowed: up to 1");
 }
 
 }  // namespace

@@ -123,6 +123,7 @@ TEST(DevicePeak, IsKnownForNamedModelsInHalfPrecision) {
   EXPECT_EQ(peak_tflops("NVIDIA H100 PCIe", Precision::bf16), 756);
   EXPECT_EQ(peak_tflops("NVIDIA A100-SXM4-40GB", Precision::fp16), 312);
   EXPECT_EQ(peak_tflops("NVIDIA H200", Precision::fp16), 989);
+  EXPECT_EQ(peak_tflops("NVIDIA RTX A1000 Laptop GPU", Precision::bf16), std::nullopt);
   EXPECT_EQ(peak_tflops("NVIDIA B200", Precision::bf16), 2250);
   EXPECT_EQ(peak_tflops("NVIDIA H100 80GB HBM3", Precision::fp32), std::nullopt);
   EXPECT_EQ(peak_tflops("NVIDIA GB200", Precision::bf16), std::nullopt);

@@ -19,12 +19,13 @@ using namespace testing;
 
 using Kind = CollectiveOperation::Kind;
 
-/// Two ranks in one group.
+/// Two ranks in two groups.
 StepTime time_of(const Machine& machine, const std::function<void(int64_t rank, Writer&)>& step) {
   return simulate_step(job_of(
                            2,
                            [](int64_t, Writer& writer) {
                              writer.group("dp", {0, 1});
+                             writer.group("tp", {0, 1});
                            },
                            step),
                        machine);
@@ -154,6 +155,61 @@ TEST(TimeSimulation, CommunicationTakesPartOfTheDeviceFromKernels) {
   const StepTime covered = time(20);  // 20 + 3, 4
   EXPECT_DOUBLE_EQ(covered.step_s, 27);
   expect_parts(covered.ranks.at(0), 27, 0, 0, 0);
+}
+
+TEST(TimeSimulation, WhatAHostWaitsForOtherRanksIsNoWork) {
+  Machine machine = machine_of(2);
+  machine.launch_s = 1;
+  // The hosts meet outside the device, for 4 s.
+  const StepTime time = time_of(machine, [](int64_t rank, Writer& writer) {
+    writer.host_wait(100);  // for the kernel before
+    writer.kernel(rank == 0 ? 3 : 10);
+    writer.host_wait(100);
+    writer.wait(writer.start(0, {.kind = Kind::all_reduce}, 2, /*on_device=*/false));
+    writer.kernel(5);
+  });
+  // Launch 1, kernel 10, launch 1, transfer 4, launch 1, kernel 5.
+  EXPECT_DOUBLE_EQ(time.step_s, 22);
+  expect_parts(time.ranks.at(0), 1 + 3 + 1 + 5, 0, 4, 8);
+  expect_parts(time.ranks.at(1), 1 + 10 + 1 + 5, 0, 4, 1);
+}
+
+TEST(TimeSimulation, OnlyKernelsThatRunAreSlowedByCommunication) {
+  Machine machine = machine_of(2);
+  machine.inside_host.occupancy = 0.25;
+  const StepTime time = time_of(machine, [](int64_t, Writer& writer) {
+    const uint32_t covered = writer.start(0, {.kind = Kind::all_reduce}, 12);  // 24 s
+    writer.kernel(2);
+    writer.wait(writer.start(1, {.kind = Kind::all_reduce}, 3));  // waits from 2 to 8
+    writer.kernel(4);
+    writer.wait(covered);  // of the first 12 s kernels ran 6, which take 1.5 more
+    writer.kernel(1);
+  });
+  EXPECT_DOUBLE_EQ(time.ranks.at(0).compute_s, 2 + 4 + 1.5 + 1);
+}
+
+TEST(TimeSimulation, WhatSlowsBackwardIsNotTheOptimizers) {
+  Machine machine = machine_of(2);
+  machine.inside_host.occupancy = 0.5;
+  const StepTime time = time_of(machine, [](int64_t, Writer& writer) {
+    const uint32_t covered = writer.start(0, {.kind = Kind::all_reduce}, 2);  // 4 s
+    writer.kernel(8);
+    writer.wait(covered);
+    writer.kernel(1, /*backward=*/false);
+  });
+  expect_parts(time.ranks.at(0), 8 + 2, 1, 0, 0);
+}
+
+TEST(TimeSimulation, AMeasuredMessageTakesWhatWasMeasured) {
+  Machine machine = machine_of(2, /*latency=*/50);
+  machine.inside_host.collectives = {{.name = "send", .points = {{1, 1}, {1e6, 1e6}}}};
+  const StepTime time = time_of(machine, [](int64_t rank, Writer& writer) {
+    const auto kind = rank == 0 ? Kind::send : Kind::receive;
+    writer.kernel(1);
+    writer.wait(writer.start(0, {.kind = kind, .position = 1 - rank}, 3));
+    writer.kernel(2, false);
+  });
+  EXPECT_DOUBLE_EQ(time.step_s, 1 + 3 + 2);
 }
 
 TEST(TimeSimulation, FasterMachinesTakeNoLonger) {

@@ -40,8 +40,9 @@ class Writer {
     program_.kernels.push_back({"kernel", "Float", flops, bytes, backward});
     add(ProgramEvent::Kind::kernel, program_.kernels.size() - 1);
   }
-  uint32_t start(uint32_t group, const CollectiveOperation& operation, int64_t bytes) {
-    program_.calls.push_back({group, operation, "x", "Byte", bytes, bytes, true});
+  uint32_t start(uint32_t group, const CollectiveOperation& operation, int64_t bytes,
+                 bool on_device = true) {
+    program_.calls.push_back({group, operation, "x", "Byte", bytes, bytes, on_device});
     add(ProgramEvent::Kind::start, program_.calls.size() - 1);
     return started_++;
   }

@@ -70,11 +70,21 @@ double launch_seconds() {
          (2 * kCalls);
 }
 
+constexpr int64_t kHalfSize = 512;
+constexpr double kHalfFlops = 2.0 * kHalfSize * kHalfSize * kHalfSize;
+
 /// The rate of bf16 in products of 512 x 512 matrices.
 double half_rate(double seconds) {
-  constexpr int64_t kSize = 512;
-  const at::Tensor a = at::rand({kSize, kSize}).to(at::kBFloat16);
-  return 2.0 * kSize * kSize * kSize / median_seconds(seconds, [&] { at::mm(a, a); });
+  const at::Tensor a = at::rand({kHalfSize, kHalfSize}).to(at::kBFloat16);
+  return kHalfFlops / median_seconds(seconds, [&] { at::mm(a, a); });
+}
+
+/// The peak of which products of that size reach `rate`, with the shares of fp32.
+double half_peak(Machine machine, double rate) {
+  machine.half_flops_per_s = rate;
+  const double planned =
+      machine.seconds({.name = "product", .dtype = "BFloat16", .flops = kHalfFlops, .bytes = 0});
+  return rate * planned * rate / kHalfFlops;
 }
 
 /// The times that one rank measures while the others do the same.
@@ -308,10 +318,10 @@ Machine calibrate(const CalibrationOptions& options) {
     machine.cores = cores;
   }
   machine.operators = operator_times(trials, measured.host);
-  machine.half_flops_per_s = measured.host.half_rate;
   machine.wide_flops_per_s = best_rate(machine.operators, {"aten::mm", "aten::addmm"});
   machine.memory_bytes_per_s = best_rate(machine.operators, {"aten::add", "aten::mul"});
   machine.matrix = shares_of(machine.operators, "aten::mm", machine.wide_flops_per_s);
+  machine.half_flops_per_s = half_peak(machine, measured.host.half_rate);
   machine.memory = shares_of(machine.operators, "aten::mul", machine.memory_bytes_per_s);
   machine.synchronous = true;
   machine.inside_host = median_link(measured.inside);
