@@ -248,8 +248,8 @@ TEST(OffloadedGradients, AreNeitherReducedNorTakenForZeroed) {
   ddp.offload_grad_buffers();
   for (const auto& call : std::vector<std::function<void()>>{
            [&] { ddp.start_grad_sync(); }, [&] { ddp.finish_grad_sync(); },
-           [&] { finalize_model_grads({&ddp}, at::full({}, 3)); },
-           [&] { ddp.zero_grad_buffer(); }}) {
+           [&] { finalize_model_grads({&ddp}, at::full({}, 3)); }, [&] { ddp.zero_grad_buffer(); },
+           [&] { ddp.abandon_step(); }}) {
     EXPECT_TRUE(throws_with<UsageError>(call, "off-loaded; call restore_grad_buffers() first"));
     EXPECT_EQ(ddp.state_text(), "accumulating 1");
   }

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include <ATen/ATen.h>
 
@@ -373,7 +374,11 @@ TEST(RouterBiases, RefusesWhatDoesNotFit) {
                                    part);
   };
   EXPECT_TRUE(refused({at::zeros({2}), at::zeros({3})}, "router bias 0: bias and tokens_per_exp"));
-  EXPECT_TRUE(refused({at::zeros({2}), at::zeros({2}), -1}, "found a rate of -1, allowed: >= 0"));
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const auto& [rate, text] :
+       {std::pair(-1., "-1"), std::pair(std::nan(""), "nan"), std::pair(infinity, "inf")})
+    EXPECT_TRUE(refused({at::zeros({2}), at::zeros({2}), rate},
+                        std::string("router bias 0: found a rate of ") + text + ", allowed: >= 0"));
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <map>
-#include <random>
 #include <tuple>
 
 #include <ATen/ATen.h>
@@ -12,8 +11,6 @@
 #include "lockstep/core/error.h"
 #include "lockstep/models/context_parallel.h"
 #include "lockstep/models/router.h"
-#include "lockstep/models/routing.h"
-#include "lockstep/models/token_dispatcher.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/tests/support/rank_threads.h"
 
@@ -30,82 +27,6 @@ constexpr int64_t kHidden = 6;
 at::Tensor numbers(std::vector<int64_t> shape, double seed) {
   const int64_t numel = c10::multiply_integers(shape);
   return at::sin(at::arange(numel, at::kDouble) * 1.7 + seed).view(shape) * 2;
-}
-
-/// Random choices. Experts may be empty or hot.
-Routing random_routing(int64_t tokens, int64_t experts, std::mt19937_64& engine) {
-  std::uniform_int_distribution<int> mood(0, 3);
-  std::uniform_real_distribution<double> uniform;
-  const int kind = mood(engine);
-  const double density = uniform(engine);
-  const auto hot = static_cast<int64_t>(engine() % static_cast<uint64_t>(experts));
-  Routing routing{at::zeros({tokens, experts}, at::kDouble),
-                  at::zeros({tokens, experts}, at::kBool)};
-  for (int64_t t = 0; t < tokens; ++t)
-    for (int64_t e = 0; e < experts; ++e) {
-      const bool chosen = kind == 0   ? e == hot
-                          : kind == 1 ? e != hot && uniform(engine) < density
-                                      : uniform(engine) < density;
-      routing.map.mutable_data_ptr<bool>()[t * experts + e] = chosen;
-      routing.probs.mutable_data_ptr<double>()[t * experts + e] = chosen ? uniform(engine) : 0;
-    }
-  return routing;
-}
-
-/// 50 routings on a layout: every token reaches each of its experts once, and returns.
-void expect_tokens_conserved(ParallelSizes sizes, int64_t world, TokenDispatcher type,
-                             uint64_t seed) {
-  const int64_t experts = 4;
-  run_ranks(world,
-            [&](const ParallelState& state) {
-              const auto dispatcher = make_token_dispatcher(type, state, experts);
-              const ProcessGroup ep = state.group(GroupKind::ep);
-              const ProcessGroup etp = state.group(GroupKind::expert_tp);
-              std::mt19937_64 engine(seed * 100 + static_cast<uint64_t>(state.rank()));
-              const int64_t tokens = 5;
-              const at::Tensor sums = at::zeros({2, 50}, at::kLong);  // arrived, chosen
-              for (int64_t round = 0; round < 50; ++round) {
-                const Routing routing = random_routing(tokens, experts, engine);
-                const at::Tensor x = numbers({tokens, 3}, static_cast<double>(state.rank()));
-                int64_t arrived = 0;
-                const auto run = [&](const at::Tensor& rows, const RowGroupsPtr& groups) {
-                  const std::vector<int64_t>& counts = groups->rows_on_host();
-                  std::vector<at::Tensor> factors;
-                  for (size_t e = 0; e < counts.size(); ++e) {
-                    arrived += counts[e];
-                    const auto expert = ep.rank() * experts / ep.size() + static_cast<int64_t>(e);
-                    factors.push_back(at::full({counts[e], 1}, expert + 1, at::kDouble));
-                  }
-                  return rows * at::cat(factors) / etp.size();
-                };
-                const at::Tensor output = dispatcher->run(x, routing, run, [] {});
-                const at::Tensor factor =
-                    (routing.probs * at::arange(1, experts + 1)).sum(1, /*keepdim=*/true);
-                EXPECT_TRUE(at::allclose(output, x * factor, 1e-12, 1e-12));
-                sums[0][round].fill_(arrived);
-                sums[1][round].copy_(routing.map.sum());
-              }
-              all_reduce(state.world(), sums, ReduceOp::sum, "rows").wait();
-              EXPECT_TRUE(at::equal(sums[0], sums[1] * etp.size()));
-            },
-            {.sizes = std::move(sizes)});
-}
-
-TEST(TokenDispatcher, ConservesTokensOverRandomRoutings) {
-  uint64_t seed = 0;  // 20 times 50 routings
-  for (const auto type : {TokenDispatcher::alltoall, TokenDispatcher::allgather})
-    for (const auto& [world, sizes] : std::vector<std::pair<int64_t, ParallelSizes>>{
-             {1, {}},
-             {2, {.expert = 2}},
-             {4, {.expert = 4}},
-             {4, {.tensor = 2, .expert = 4, .expert_tensor = 1}},
-             {4, {.tensor = 2, .expert = 2}},
-             {3, {.expert = 1, .expert_tensor = 3}},
-             {4, {.expert = 2, .expert_tensor = 2}},
-             {8, {.tensor = 2, .context = 2, .expert = 2, .expert_tensor = 2}},
-             {6, {.tensor = 3, .expert = 2, .expert_tensor = 1}},
-             {8, {.tensor = 2, .expert = 4, .expert_tensor = 2}}})
-      expect_tokens_conserved(sizes, world, type, ++seed);
 }
 
 struct Layout {
@@ -136,7 +57,8 @@ LayerContext layer_context(const TransformerConfig& config, const Layout& layout
 
 constexpr int64_t kLength = 8, kRows = 2;
 
-/// Output and gradients of one process for `replicas` micro-batches.
+/// Output and gradients of one process for `replicas` micro-batches; they are one micro-batch if
+/// the loss is a global one, which counts the tokens of all.
 struct Whole {
   std::vector<at::Tensor> outputs, input_grads;
   std::map<std::string, at::Tensor> grads, biases;
@@ -147,19 +69,29 @@ struct Whole {
       if (param.name.ends_with("bias"))
         at::Tensor(param.tensor.detach())
             .copy_(biases[param.name] = numbers(param.tensor.sizes().vec(), 0.4));
-    for (int64_t replica = 0; replica < replicas; ++replica) {
-      const at::Tensor input = batch(replica).requires_grad_(true);
+    const bool global =
+        config.moe_router_load_balancing_type == RouterLoadBalancing::global_aux_loss;
+    const int64_t at_once = global ? replicas : 1;
+    for (int64_t first = 0; first < replicas; first += at_once) {
+      std::vector<at::Tensor> inputs, weights;
+      for (int64_t replica = first; replica < first + at_once; ++replica) {
+        inputs.push_back(batch(replica));
+        weights.push_back(weight(replica));
+      }
+      const at::Tensor input = at::cat(inputs, 1).requires_grad_(true);
       const at::Tensor output = layer.forward(input);
-      (output * weight(replica)).sum().backward();
-      outputs.push_back(output.detach());
-      input_grads.push_back(input.grad());
+      (output * at::cat(weights, 1)).sum().backward();
+      for (const at::Tensor& own : output.detach().chunk(at_once, 1)) outputs.push_back(own);
+      for (const at::Tensor& own : input.grad().chunk(at_once, 1)) input_grads.push_back(own);
     }
     for (const NamedParameter& param : collect_parameters(layer))
       grads[param.name] = param.tensor.grad();
   }
 
+  /// The replicas have different means, and so choose other experts.
   static at::Tensor batch(int64_t replica) {
-    return numbers({kLength, kRows, kHidden}, static_cast<double>(replica));
+    const auto number = static_cast<double>(replica);
+    return numbers({kLength, kRows, kHidden}, number) + number;
   }
   static at::Tensor weight(int64_t replica) {
     return numbers({kLength, kRows, kHidden}, 10 + static_cast<double>(replica));
@@ -289,10 +221,19 @@ TEST(MoELayer, SharedExpertBiasesGeluAndSigmoid) {
 
 TEST(MoELayer, GlobalLossCountsAllRanks) {
   TransformerConfig config = layer_config();
-  config.moe_router_load_balancing_type = RouterLoadBalancing::global_aux_loss;
   config.moe_aux_loss_coeff = 0.7;
-  expect_equal_to_one_process(config, {2, {.context = 2, .expert = 2}});
-  expect_equal_to_one_process(config, {2, {.tensor = 2, .expert = 2, .expert_tensor = 1}});
+  config.moe_router_load_balancing_type = RouterLoadBalancing::aux_loss;
+  const at::Tensor apart = Whole(config, /*replicas=*/2).grads.at("router.weight");
+  config.moe_router_load_balancing_type = RouterLoadBalancing::global_aux_loss;
+  const at::Tensor together = Whole(config, /*replicas=*/2).grads.at("router.weight");
+  EXPECT_FALSE(at::allclose(together, apart, 1e-2)) << "each replica chooses as all do";
+  for (const Layout& layout :
+       {Layout{2, {.context = 2, .expert = 2}},
+        Layout{2, {.tensor = 2, .expert = 2, .expert_tensor = 1}}, Layout{2, {.expert = 2}},
+        Layout{4, {.context = 2, .expert = 2}},
+        Layout{4, {.tensor = 2, .expert = 2, .expert_tensor = 1}, true},
+        Layout{8, {.tensor = 2, .context = 2, .expert = 2, .expert_tensor = 2}, true}})
+    expect_equal_to_one_process(config, layout);
 }
 
 TEST(MoELayer, AllToAllSendsEachChosenTokenOnce) {

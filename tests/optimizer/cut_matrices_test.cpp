@@ -1,5 +1,6 @@
-// Update rules of whole matrices, on matrices that tensor-parallel ranks hold in pieces, compared
-// with the same steps on the whole with libtorch's operators.
+// Update rules of whole matrices, on matrices that tensor-parallel ranks hold in pieces (those of
+// experts by a size of their own), compared with the same steps on the whole with libtorch's
+// operators.
 
 #include <gtest/gtest.h>
 
@@ -40,10 +41,11 @@ struct CutMatrix {
   const char* name;
   std::vector<int64_t> shape;
   std::optional<int64_t> dim = {};
+  bool expert = false;
 
   ParamDescription description() const {
-    ParamDescription result = {.update = ParamUpdate::matrix};
-    if (dim) result.placements[MeshAxis::tp] = Shard{*dim};
+    ParamDescription result = {.is_expert = expert, .update = ParamUpdate::matrix};
+    if (dim) result.placements[expert ? MeshAxis::etp : MeshAxis::tp] = Shard{*dim};
     return result;
   }
   at::Tensor whole(double phase) const {
@@ -51,16 +53,17 @@ struct CutMatrix {
     const double own = static_cast<double>(name[0]) + phase;
     return at::sin(at::arange(zeros.numel(), at::kDouble) * 0.37 + own).view(shape);
   }
-  at::Tensor piece(const at::Tensor& of_whole, const ProcessGroup& tp) const {
+  at::Tensor piece(const at::Tensor& of_whole, const ParallelState& state) const {
     if (!dim) return of_whole;
+    const ProcessGroup tp = state.group(expert ? GroupKind::expert_tp : GroupKind::tp);
     return of_whole.chunk(tp.size(), *dim)[static_cast<size_t>(tp.rank())].contiguous();
   }
 };
 
-const std::map<std::string, CutMatrix> kMatrices = {{"column", {"column", {4, 3}, 0}},
-                                                    {"row", {"row", {3, 6}, -1}},
-                                                    {"blocks", {"blocks", {2, 4, 3}, 1}},
-                                                    {"plain", {"plain", {3, 2}}}};
+const std::map<std::string, CutMatrix> kMatrices = {
+    {"column", {"column", {4, 3}, 0}},       {"row", {"row", {3, 6}, -1}},
+    {"blocks", {"blocks", {2, 4, 3}, 1}},    {"plain", {"plain", {3, 2}}},
+    {"expert", {"expert", {4, 6}, 0, true}}, {"down", {"down", {2, 3, 4}, -1, true}}};
 constexpr int kCutSteps = 3;
 
 OptimizerConfig unclipped(OptimizerKind kind) {
@@ -75,10 +78,9 @@ std::map<std::string, at::Tensor> stepped(const ParallelState& state, bool distr
                                           OptimizerKind kind,
                                           const std::shared_ptr<const UpdateRule>& rule,
                                           at::ScalarType dtype = at::kDouble) {
-  const ProcessGroup tp = state.group(GroupKind::tp);
   DescribedParams module;
   for (const auto& [name, matrix] : kMatrices) {
-    const at::Tensor piece = matrix.piece(matrix.whole(0), tp);
+    const at::Tensor piece = matrix.piece(matrix.whole(0), state);
     module.add(name, piece.sizes().vec(), matrix.description(), dtype);
     const at::NoGradGuard no_grad;
     at::Tensor(module[name]).copy_(piece);
@@ -86,12 +88,13 @@ std::map<std::string, at::Tensor> stepped(const ParallelState& state, bool distr
   DistributedDataParallel ddp(module, state, Setting{.distributed = distributed}.ddp(), false,
                               MatrixLayout::whole);
   const auto optimizer = make_optimizer({&ddp}, unclipped(kind), {}, rule);
-  const auto share = 1 / static_cast<double>(state.group(GroupKind::dp).size());
   for (int step = 1; step <= kCutSteps; ++step) {
     ddp.zero_grad_buffer();
     module.backward([&](const std::string& name, const at::Tensor&) {
       const CutMatrix& matrix = kMatrices.at(name);
-      return matrix.piece(matrix.whole(step), tp) * share;
+      const auto kind = matrix.expert ? GroupKind::expert_dp : GroupKind::dp;
+      return matrix.piece(matrix.whole(step), state) /
+             static_cast<double>(state.group(kind).size());
     });
     finalize_model_grads({&ddp}, testing::no_tokens());
     EXPECT_FALSE(optimizer->step().skipped);
@@ -114,64 +117,83 @@ at::Tensor unit_momentum_by_hand(const CutMatrix& matrix) {
 struct CutLayout {
   int64_t world, tensor;
   bool distributed;
+  int64_t expert_tensor = tensor;
+
+  std::string text() const {
+    return "tp " + std::to_string(tensor) + ", etp " + std::to_string(expert_tensor) + " of " +
+           std::to_string(world) + (distributed ? " ranks, distributed" : " ranks");
+  }
+  testing::RankThreadOptions threads() const {
+    return {.sizes = {.tensor = tensor, .expert_tensor = expert_tensor}};
+  }
 };
-const CutLayout kCutLayouts[] = {{1, 1, false}, {2, 1, true}, {2, 2, false},
-                                 {2, 2, true},  {4, 2, true}, {4, 2, false}};
+const CutLayout kCutLayouts[] = {
+    {1, 1, false},   {2, 1, true},     {2, 2, false},    {2, 2, true},    {4, 2, true},
+    {4, 2, false},   {2, 2, false, 1}, {2, 2, true, 1},  {2, 1, true, 2}, {2, 1, false, 2},
+    {4, 2, true, 1}, {4, 1, true, 2},  {4, 1, false, 2}, {4, 2, true, 4}};
 
 TEST(CutMatrices, ARuleOfOnesOwnGetsThemWhole) {
   for (const auto dtype : {at::kDouble, at::kBFloat16})
-    for (const auto& [world, tensor, distributed] : kCutLayouts)
+    for (const CutLayout& layout : kCutLayouts)
       run_ranks(
-          world,
-          [&, sharded = distributed](const ParallelState& state) {
+          layout.world,
+          [&](const ParallelState& state) {
             const double tolerance = dtype == at::kDouble ? 1e-13 : 0.02;
-            for (const auto& [name, found] : stepped(state, sharded, OptimizerKind::sgd,
+            for (const auto& [name, found] : stepped(state, layout.distributed, OptimizerKind::sgd,
                                                      std::make_shared<UnitMomentum>(), dtype)) {
               const CutMatrix& matrix = kMatrices.at(name);
-              const at::Tensor expected =
-                  matrix.piece(unit_momentum_by_hand(matrix), state.group(GroupKind::tp));
+              const at::Tensor expected = matrix.piece(unit_momentum_by_hand(matrix), state);
               EXPECT_TRUE(at::allclose(found.to(at::kDouble), expected, tolerance, tolerance))
-                  << name << " on " << state.world_size() << " ranks";
+                  << name << ", " << layout.text();
             }
           },
-          {.sizes = {.tensor = tensor}});
+          layout.threads());
 }
 
 TEST(CutMatrices, OneCostsAnAllGatherOfWeightsGradientAndEachState) {
-  testing::CollectiveLog log;
-  run_ranks(2,
-            [](const ParallelState& state) {
-              stepped(state, false, OptimizerKind::sgd, std::make_shared<UnitMomentum>());
-            },
-            {.sizes = {.tensor = 2}, .log = &log});
-  const std::map<std::string, int64_t> bytes = {
+  using Bytes = std::map<std::string, int64_t>;
+  const Bytes dense = {
       {"matrix of 'column'", 8 * 6}, {"matrix of 'row'", 8 * 9}, {"matrix of 'blocks'", 8 * 12}};
-  std::map<std::string, int> calls;
-  for (const auto& call : log.of_rank(0)) {
-    if (!call.label.starts_with("matrix of")) continue;
-    ASSERT_TRUE(bytes.contains(call.label)) << call.label;
-    EXPECT_EQ(call.operation, "all_gather");
-    EXPECT_EQ(call.bytes, bytes.at(call.label)) << call.label;
-    EXPECT_EQ(call.ranks, (RankList{0, 1}));
-    ++calls[call.label];
+  const Bytes of_experts = {{"matrix of 'expert'", 8 * 12}, {"matrix of 'down'", 8 * 12}};
+  for (const auto& [layout, bytes] : {std::pair(CutLayout{2, 2, false, 1}, dense),
+                                      std::pair(CutLayout{2, 1, false, 2}, of_experts)}) {
+    testing::CollectiveLog log;
+    testing::RankThreadOptions threads = layout.threads();
+    threads.log = &log;
+    run_ranks(
+        2,
+        [](const ParallelState& state) {
+          stepped(state, false, OptimizerKind::sgd, std::make_shared<UnitMomentum>());
+        },
+        threads);
+    std::map<std::string, int> calls;
+    for (const auto& call : log.of_rank(0)) {
+      if (!call.label.starts_with("matrix of")) continue;
+      ASSERT_TRUE(bytes.contains(call.label)) << call.label;
+      EXPECT_EQ(call.operation, "all_gather");
+      EXPECT_EQ(call.bytes, bytes.at(call.label)) << call.label;
+      EXPECT_EQ(call.ranks, (RankList{0, 1}));
+      ++calls[call.label];
+    }
+    for (const auto& [label, own] : bytes) EXPECT_EQ(calls[label], 3 * kCutSteps) << label;
   }
-  for (const auto& [label, own] : bytes) EXPECT_EQ(calls[label], 3 * kCutSteps) << label;
 }
 
 TEST(CutMatrices, MuonOfPiecesIsThatOfTheWholeAlsoWhereTheLastDimensionIsCountedFromTheEnd) {
   const auto whole =
       stepped(ParallelState::single_process(), false, OptimizerKind::muon, /*rule=*/nullptr);
-  for (const auto& [world, tensor, distributed] : kCutLayouts)
-    run_ranks(world,
-              [&, sharded = distributed](const ParallelState& state) {
-                for (const auto& [name, found] :
-                     stepped(state, sharded, OptimizerKind::muon, /*rule=*/nullptr)) {
-                  const at::Tensor expected =
-                      kMatrices.at(name).piece(whole.at(name), state.group(GroupKind::tp));
-                  EXPECT_TRUE(at::allclose(found, expected, 1e-11, 1e-12)) << name;
-                }
-              },
-              {.sizes = {.tensor = tensor}});
+  for (const CutLayout& layout : kCutLayouts)
+    run_ranks(
+        layout.world,
+        [&](const ParallelState& state) {
+          for (const auto& [name, found] :
+               stepped(state, layout.distributed, OptimizerKind::muon, /*rule=*/nullptr)) {
+            const at::Tensor expected = kMatrices.at(name).piece(whole.at(name), state);
+            EXPECT_TRUE(at::allclose(found, expected, 1e-11, 1e-12))
+                << name << ", " << layout.text();
+          }
+        },
+        layout.threads());
 }
 
 /// Writes one number, in a tensor whose shape differs from the weights'.

@@ -93,6 +93,40 @@ TEST(LossScale, AnOverflowOnOneRankSkipsTheStepOnAllAndShrinksTheScale) {
     });
 }
 
+TEST(LossScale, AStepThatIsSkippedWithoutAnOverflowDoesNotShrinkIt) {
+  run_ranks(2, [&](const ParallelState& state) {
+    for (const bool by_limit : {false, true}) {
+      SmallNet net(kLayers, at::kHalf);
+      DistributedDataParallel ddp(net, state, Setting{.bucket_size = 40}.ddp());
+      OptimizerConfig config = adamw_config();
+      config.initial_loss_scale = 128;
+      config.loss_scale_window = 100;
+      config.hysteresis = 1;
+      if (!by_limit) config.grad_norm_skip_threshold = 1e-3;
+      const auto optimizer = make_optimizer({&ddp}, config);
+      const Optimizer::StepLimits limits = {.grad_norm = 1e-3};
+      const Weights before = copies(net);
+      for (int step = 0; step < 3; ++step) {
+        ddp.zero_grad_buffer();
+        (net.loss(SmallNet::samples(state.rank() * 4, 4, at::kHalf)).to(at::kFloat) *
+         optimizer->loss_scale())
+            .backward();
+        finalize_model_grads({&ddp}, at::full({}, 4));
+        const Optimizer::StepResult result =
+            by_limit ? optimizer->finish_step(
+                           optimizer->start_step(limits).const_data_ptr<double>(), true)
+                     : optimizer->step();
+        EXPECT_TRUE(result.skipped);
+        EXPECT_GT(result.grad_norm, 1e-3);
+        EXPECT_LT(result.grad_norm, 100);
+        EXPECT_EQ(optimizer->loss_scale(), 128) << "step " << step << ", by a limit " << by_limit;
+      }
+      EXPECT_EQ(optimizer->num_steps(), 0);
+      expect_close(copies(net), before, 0);
+    }
+  });
+}
+
 TEST(LossScale, IsTheConfiguredOneAfterProgressIsRestored) {
   const auto restored = [](at::ScalarType dtype, const OptimizerConfig& config,
                            const OptimizerProgress& progress) {

@@ -12,6 +12,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/optimizer/clip_grads.h"
+#include "lockstep/optimizer/param_scheduler.h"
 #include "lockstep/optimizer/step_control.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/small_net.h"
@@ -147,6 +148,46 @@ TEST(Optimizer, TwoRanksFollowPyTorchsOptimizer) {
     for (size_t i = 0; i < net.parameters().size(); ++i)
       EXPECT_TRUE(at::allclose(net.parameters()[i], oracle.parameters()[i], 1e-11, 1e-13)) << i;
   });
+}
+
+TEST(Optimizer, EachStepHasTheWeightDecayOfItsPlaceInTheSchedule) {
+  constexpr int64_t kIterations = 5, kBatch = 4;
+  OptimizerConfig config;
+  config.lr = 0.1;
+  config.clip_grad = 0;
+  config.start_weight_decay = 0;
+  config.end_weight_decay = 0.5;
+  config.weight_decay_incr_style = WeightDecayIncrStyle::linear;
+  SmallNet ours, theirs;
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  for (const at::Tensor& param : theirs.parameters())
+    groups.emplace_back(std::vector<at::Tensor>{param});
+  torch::optim::AdamW plain(
+      groups, torch::optim::AdamWOptions(0.1).betas({config.adam_beta1, config.adam_beta2}));
+  DistributedDataParallel ddp(ours, ParallelState::single_process());
+  Optimizer optimizer({&ddp}, config);
+  const OptimizerParamScheduler scheduler(config, kIterations, kBatch);
+  for (int64_t step = 0; step < kIterations; ++step) {
+    const at::Tensor batch = SmallNet::samples(step * kBatch, kBatch);
+    ddp.zero_grad_buffer();
+    ours.loss(batch).backward();
+    finalize_model_grads({&ddp}, at::full({}, kBatch));
+    optimizer.apply_schedule(scheduler, step * kBatch);
+    EXPECT_FALSE(optimizer.step().skipped);
+
+    for (torch::optim::OptimizerParamGroup& group : plain.param_groups()) {
+      auto& options = static_cast<torch::optim::AdamWOptions&>(group.options());
+      options.lr(0.1 * (1 - static_cast<double>(step) / kIterations));
+      const bool matrix = group.params()[0].dim() > 1;
+      options.weight_decay(matrix ? 0.5 * static_cast<double>(step) / kIterations : 0);
+    }
+    plain.zero_grad();
+    (theirs.loss(batch) / kBatch).backward();
+    plain.step();
+    for (size_t i = 0; i < ours.parameters().size(); ++i)
+      EXPECT_TRUE(at::allclose(ours.parameters()[i], theirs.parameters()[i], 1e-11, 1e-13))
+          << "parameter " << i << ", step " << step;
+  }
 }
 
 TEST(Optimizer, MasterWeightsKeepWhatBf16WouldLose) {

@@ -20,6 +20,7 @@ namespace {
 using testing::DescribedParams;
 using testing::errors_of_ranks;
 using testing::expect_close;
+using testing::is_readable;
 using testing::kLending;
 using testing::kSteps;
 using testing::run_ranks;
@@ -28,16 +29,6 @@ using testing::throws_with;
 using testing::train;
 using testing::Training;
 using testing::UnitNet;
-
-/// Whether the memory of a parameter's data exists.
-bool is_readable(const at::Tensor& tensor) {
-  try {
-    (void)tensor.const_data_ptr();
-    return true;
-  } catch (const c10::Error&) {
-    return false;
-  }
-}
 
 TEST(ShardedMemory, ParametersAreThereOnlyWhileTheyAreUsed) {
   run_ranks(2, [](const ParallelState& state) {

@@ -32,7 +32,7 @@ struct ShardedRun {
 
   DistributedDataParallelConfig ddp() const {
     DistributedDataParallelConfig config;
-    config.use_distributed_optimizer = true;
+    config.use_distributed_optimizer = strategy != ShardingStrategy::no_shard;
     config.data_parallel_sharding_strategy = strategy;
     config.overlap_param_gather = ahead;
     config.bucket_size = bucket_size;
@@ -114,6 +114,16 @@ inline void expect_close(const Weights& found, const Weights& expected, double t
     EXPECT_LE((found[i].to(at::kDouble) - expected[i]).abs().max().item<double>(),
               tolerance * expected[i].abs().max().item<double>())
         << what << ", parameter " << i;
+}
+
+/// Whether the memory of a parameter's data exists.
+inline bool is_readable(const at::Tensor& tensor) {
+  try {
+    (void)tensor.const_data_ptr();
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
 }
 
 inline constexpr ShardingStrategy kLending[] = {ShardingStrategy::optim_grads,
