@@ -96,7 +96,7 @@ class Visitor {
     for (const std::string& field : space.kept)
       require<ConfigError>(
           std::find(layout_fields().begin(), layout_fields().end(), field) != layout_fields().end(),
-          "field to keep: found \"{}\", allowed: {}", field, fmt::join(layout_fields(), ", "));
+          "--keep: found '{}', allowed: {}", field, fmt::join(layout_fields(), ", "));
   }
 
   int64_t run() {

@@ -2,6 +2,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/counted.h"
 
 namespace lockstep {
 namespace {
@@ -38,14 +39,15 @@ StageLayout cut(const Config& config) {
                            !parallel.num_layers_in_last_pipeline_stage &&
                            !parallel.account_for_embedding_in_pipeline_split &&
                            !parallel.account_for_loss_in_pipeline_split,
-                       "parallel.pipeline_model_parallel_layout: found beside "
+                       "found beside "
                        "num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage or "
                        "an account_for field, allowed: alone");
   StageLayout layout = parse_stage_layout(*parallel.pipeline_model_parallel_layout, stages);
   require<ConfigError>(layout.chunks() == chunks,
-                       "pipeline layout '{}': {} stages, allowed: pipeline_model_parallel_size "
+                       "pipeline layout '{}': found {}, allowed: pipeline_model_parallel_size "
                        "({}) x virtual_pipeline_model_parallel_size ({})",
-                       layout.to_string(), layout.chunks() * stages, stages, chunks);
+                       layout.to_string(), counted(layout.chunks() * stages, "stage"), stages,
+                       chunks);
   layout.validate(config.model.num_layers);
   return layout;
 }
@@ -73,6 +75,8 @@ StageLayout stage_layout(const Config& config) {
     check_ends(layout);
     return layout;
   } catch (const ConfigError& error) {
+    if (config.parallel.pipeline_model_parallel_layout)
+      fail<ConfigError>("parallel.pipeline_model_parallel_layout: {}", error.what());
     fail<ConfigError>("model.num_layers ({}) on parallel.pipeline_model_parallel_size ({}): {}",
                       config.model.num_layers, config.parallel.pipeline_model_parallel_size,
                       error.what());

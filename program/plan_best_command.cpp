@@ -112,6 +112,9 @@ void write_best_text(const LayoutSearch& search, const Machine& machine) {
 
 std::string why_none(const BestArguments& arguments, const LayoutSearch& search) {
   const LayoutSearchOptions& options = arguments.options;
+  if (search.legal == 0)
+    return fmt::format("found no legal layout of {} ranks{}", options.space.world_size,
+                       search.why_illegal.empty() ? "" : "; as configured: " + search.why_illegal);
   const std::string counts = fmt::format("{} legal, {} too large", search.legal, search.too_large);
   if (search.refused.empty())
     return fmt::format("no layout of {} ranks fits {} GiB: {}", options.space.world_size,

@@ -74,9 +74,9 @@ RankGrids::RankGrids(const ParallelSizes& sizes)
                        "{}",
                        sizes.virtual_pipeline.value_or(0), sizes.pipeline);
   require<ConfigError>(dense_.groups("pp") == expert_.groups("pp"),
-                       "order '{}': pp must come last, because the dense grid (dp {}) and the "
-                       "expert grid (dp {}) would place the pipeline stages differently",
-                       sizes.order, dense_sizes_.dp, expert_sizes_.dp);
+                       "order '{}': pp must come last, because the dense grid and the expert grid "
+                       "would place the pipeline stages differently",
+                       sizes.order);
   const int64_t instances = sizes.optimizer_instances;
   check_size("optimizer-instances", instances);
   const int64_t dp_cp = size(GroupKind::dp_cp);

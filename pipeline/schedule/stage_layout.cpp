@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/counted.h"
 
 namespace lockstep {
 namespace {
@@ -40,12 +41,18 @@ std::vector<int64_t> uneven_ranks(const LayerSplit& split) {
   if (last) check_size("num_layers_in_last_pipeline_stage", *last, 0);
   const int64_t others = split.pipeline - (first ? 1 : 0) - (last ? 1 : 0);
   const int64_t left = split.num_layers - first.value_or(0) - last.value_or(0);
+  require<ConfigError>(others != 0 || left == 0,
+                       "num_layers_in_first_pipeline_stage ({}) and "
+                       "num_layers_in_last_pipeline_stage ({}): found the only stages, allowed: "
+                       "num_layers ({}) in all",
+                       first ? std::to_string(*first) : "unset",
+                       last ? std::to_string(*last) : "unset", split.num_layers);
   require<ConfigError>(
-      others >= 0 && left >= 0 && (others == 0 ? left == 0 : left % others == 0),
-      "num_layers ({}) leaves {} for the {} ranks beside "
+      others == 0 || (others > 0 && left >= 0 && left % others == 0),
+      "num_layers ({}) leaves {} for the {} beside "
       "num_layers_in_first_pipeline_stage ({}) and "
       "num_layers_in_last_pipeline_stage ({}), allowed: a multiple of their number",
-      split.num_layers, left, others, first ? std::to_string(*first) : "unset",
+      split.num_layers, left, counted(others, "rank"), first ? std::to_string(*first) : "unset",
       last ? std::to_string(*last) : "unset");
   std::vector<int64_t> ranks(static_cast<size_t>(split.pipeline), others == 0 ? 0 : left / others);
   if (first) ranks.front() = *first;
@@ -103,11 +110,13 @@ class LayoutParser {
     }
     ++at_;
     skip_commas();
-    size_t number = 0, digits = 0;
-    for (; !at_end() && text_[at_] >= '0' && text_[at_] <= '9' && digits < 5; ++at_, ++digits)
+    const size_t begin = at_;
+    size_t number = 0;
+    for (; !at_end() && text_[at_] >= '0' && text_[at_] <= '9' && at_ - begin < 6; ++at_)
       number = number * 10 + static_cast<size_t>(text_[at_] - '0');
-    if (number == 0) fail_here("a number from 1 to 99999 behind '*'");
-    return number;
+    if (number > 0 && number <= 99999) return number;
+    at_ = begin;
+    fail_here("a number from 1 to 99999 behind '*'");
   }
 
   void append(std::string& to, const std::string& part, size_t times) const {
@@ -126,9 +135,10 @@ StageLayout::StageLayout(std::vector<std::vector<LayerKind>> virtual_stages, int
     : stages_(std::move(virtual_stages)), pipeline_(pipeline) {
   check_size("pipeline_model_parallel_size", pipeline);
   require<ConfigError>(!stages_.empty() && static_cast<int64_t>(stages_.size()) % pipeline == 0,
-                       "pipeline layout '{}': {} stages, allowed: a multiple of "
+                       "pipeline layout '{}': found {}, allowed: a multiple of "
                        "pipeline_model_parallel_size ({})",
-                       to_string(), stages_.size(), pipeline);
+                       to_string(), counted(static_cast<int64_t>(stages_.size()), "stage"),
+                       pipeline);
 }
 
 size_t StageLayout::index(int64_t rank, int64_t chunk) const {

@@ -75,12 +75,19 @@ class PlanBest(EndToEnd):
                                r"compute: ")
         self.assertIn("simulating", result.stderr.decode())
 
+    def test_a_number_of_ranks_for_which_nothing_is_legal(self):
+        result = run(LOCKSTEP, "plan", "best", TINY, *COMMON, "--world-size", 7, "--machine", A100,
+                     "--memory", 1)
+        self.assertEqual(result.returncode, 1)
+        self.assertRegex(result.stderr.decode(), "found no legal layout of 7 ranks; as configured: "
+                                                 "train.global_batch_size: found")
+
     def test_what_is_refused(self):
         for arguments, status, told in (
                 (("--memory", "0.001"), 1, "no layout of 2 ranks fits 0.001 GiB"),
                 (("--memory", "0"), 2, "--memory"),
                 (("--memory", "1", "--keep", "model.num_layers"), 2,
-                 'field to keep: found "model.num_layers", allowed: parallel.'),
+                 "lockstep: --keep: found 'model.num_layers', allowed: parallel."),
                 (("--memory", "1", "--set", "model.hidden_size=0"), 2, "model.hidden_size")):
             with self.subTest(arguments=arguments):
                 result = run(LOCKSTEP, "plan", "best", TINY, *COMMON, "--world-size", 2,

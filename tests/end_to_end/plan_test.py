@@ -116,7 +116,7 @@ class Plan(EndToEnd):
             ((*of_8, "--order", "tp-dp-dp"), "axis 'dp' is named twice"),
             ((*of_8, "--order", "tp-pp"), "lacks axis 'dp', whose size is 8"),
             ((*of_8, "--order", "tp-"), "found axis ''"),
-            ((*of_8, "--order", "dp-pp-ep", "--pipeline", 2, "--expert", 2), "pp must come last"),
+            ((*of_8, "--order", "dp-pp-ep", "--pipeline", 2, "--expert", 2), "pp must come last, because the dense grid and"),
             ((*of_8, "--optimizer-instances", 3), "optimizer-instances (3) must divide"),
             ((*of_8, "--expert", 4, "--optimizer-instances", 4), "expert dp = 2"),
             ((*of_8, "--context", 4, "--hierarchical-context", "2,3"),

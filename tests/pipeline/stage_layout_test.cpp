@@ -55,13 +55,13 @@ TEST(StageLayout, G90Texts) {
 TEST(StageLayout, TextsThatAreWrongAreRefusedWithThePlace) {
   EXPECT_TRUE(parse_refused("Et|xL", "pipeline layout 'Et|xL', position 3: found 'x', allowed: E"));
   EXPECT_TRUE(parse_refused("Et|t L", "position 4: found ' '"));
+  EXPECT_TRUE(parse_refused("Et*0|ttL", "position 3: found '0', allowed: a number from 1 to"));
+  EXPECT_TRUE(parse_refused("Et*123456|L", "position 3: found '1', allowed: a number from 1 to"));
   EXPECT_TRUE(parse_refused("E(t|L", "position 5: found its end, allowed: a ')'"));
   EXPECT_TRUE(parse_refused("Et)|L", "position 2: found ')'"));
   EXPECT_TRUE(parse_refused("E()*2|L", "position 2: found ')', allowed: a group"));
   EXPECT_TRUE(parse_refused("E(t|)L", "position 5: found 'L', allowed: '*' and a number"));
   EXPECT_TRUE(parse_refused("Et*|L", "position 3: found '|', allowed: a number from 1 to 99999"));
-  EXPECT_TRUE(parse_refused("Et*0|L", "position 4: found '|', allowed: a number"));
-  EXPECT_TRUE(parse_refused("Et*123456|L", "position 8: found '6'"));
   EXPECT_TRUE(parse_refused("E*2*2|L", "position 3: found '*'"));
   EXPECT_TRUE(parse_refused("((((t*99999)*99999)*99999)*99999)*9", "more than 131072 layers"));
   EXPECT_TRUE(parse_refused("E|t|L",
@@ -127,6 +127,13 @@ TEST(StageLayout, SplitsThatDoNotComeOutAreRefusedByName) {
   EXPECT_TRUE(
       refused({.num_layers_in_first_pipeline_stage = 1, .num_layers_in_last_pipeline_stage = 0},
               "leaves 0 for the -1 ranks"));
+  EXPECT_TRUE(refused({.num_layers = 6,
+                       .pipeline = 2,
+                       .num_layers_in_first_pipeline_stage = 1,
+                       .num_layers_in_last_pipeline_stage = 2},
+                      "num_layers_in_first_pipeline_stage (1) and "
+                      "num_layers_in_last_pipeline_stage (2): found the only stages, allowed: "
+                      "num_layers (6) in all"));
   EXPECT_TRUE(refused({.num_layers = 4,
                        .pipeline = 2,
                        .num_layers_in_first_pipeline_stage = 2,

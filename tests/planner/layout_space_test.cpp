@@ -188,7 +188,7 @@ TEST(LayoutSpace, NamesWhatItCannotUse) {
             "train.step_batch_size_schedule: found '0:8 100:16', allowed: unset, because all "
             "layouts share one train.global_batch_size");
   EXPECT_TRUE(error_of(kModel, {.world_size = 2, .kept = {"model.num_layers"}})
-                  .starts_with("field to keep: found \"model.num_layers\", allowed: parallel."));
+                  .starts_with("--keep: found 'model.num_layers', allowed: parallel."));
 }
 
 TEST(LayoutSpace, ShardsWhereThereAreReplicas) {

@@ -36,6 +36,8 @@ TEST(PlannedJob, OptionsCommunicateAsInARun) {
                              {"model.num_query_groups=2", "model.recompute_granularity=full"}));
   expect_as_in_a_run(2, {"train.precision=bf16", "ddp.use_distributed_optimizer=true"});
   expect_as_in_a_run(2, {"train.precision=fp16"});
+  expect_as_in_a_run(2, {"train.precision=fp16", "ddp.grad_reduce_in_fp32=false"});
+  expect_as_in_a_run(2, {"optimizer.log_num_zeros_in_grad=true"});
   expect_as_in_a_run(4, with(layout({kTensor}), {"optimizer.optimizer=muon"}));
   expect_as_in_a_run(4, with(layout({kTensor}),
                              {"optimizer.optimizer=muon", "ddp.use_distributed_optimizer=true"}));

@@ -80,9 +80,18 @@ class Search {
     });
     require<ConfigError>(!all.empty() || reason.empty(), "{}", reason);
     result_.legal = static_cast<int64_t>(all.size());
+    if (all.empty()) note_why_illegal();
     std::stable_sort(all.begin(), all.end(),
                      [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
     return all;
+  }
+
+  void note_why_illegal() {
+    try {
+      check_layout(config_, options_.space.world_size);
+    } catch (const Error& error) {
+      result_.why_illegal = error.what();
+    }
   }
 
   /// What check_supported() says; empty if nothing. Of a layout only the stages matter to it.

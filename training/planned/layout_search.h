@@ -38,8 +38,9 @@ struct RefusedLayout {
 };
 
 struct LayoutSearch {
-  int64_t looked_at = 0;  ///< combinations of sizes
-  int64_t legal = 0;      ///< layouts, without those that check_supported() refuses
+  int64_t looked_at = 0;         ///< combinations of sizes
+  int64_t legal = 0;             ///< layouts, without those that check_supported() refuses
+  std::string why_illegal = {};  ///< if none is legal and the configuration is refused, too: why
   /// Layouts that do not fit the memory, although their estimate is better than that of the last
   /// one that was simulated.
   int64_t too_large = 0;

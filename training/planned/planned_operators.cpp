@@ -87,6 +87,15 @@ Tensor flip(const Tensor& from, at::IntArrayRef /*dims*/) {
   return at::empty(from.sizes(), from.options());
 }
 
+Tensor number_of_nonzeros(const Tensor& from, at::IntArrayRef /*dims*/) {
+  return at::empty({}, from.options().dtype(at::kLong));
+}
+
+/// Gradients of 16 bits.
+void unscale(at::TensorList tensors, Tensor& /*found*/, const Tensor& /*factor*/) {
+  for (const Tensor& tensor : tensors) note_kernel("unscale", {tensor, tensor});
+}
+
 Tensor extreme(const Tensor& from) { return at::empty({}, from.options()); }
 
 Tensor& like_input(const Tensor& from, Tensor& out) {
@@ -246,6 +255,8 @@ std::vector<torch::Library> planned_operators() {
   meta.impl("index_select.out", &index_select_out);
   meta.impl("floor_divide.out", &like_both);
   meta.impl("flip", &flip);
+  meta.impl("count_nonzero.dim_IntList", &number_of_nonzeros);
+  meta.impl("_amp_foreach_non_finite_check_and_unscale_", &unscale);
   meta.impl("max", &extreme);
   meta.impl("min", &extreme);
   meta.impl("logical_not.out", &like_input);
