@@ -1,8 +1,10 @@
 #include "lockstep/program/argument_checks.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <optional>
+#include <utility>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_rules.h"
@@ -64,6 +66,19 @@ std::function<std::string(const std::string&)> check_between(int64_t minimum, in
     const std::optional<int64_t> found = parse_integer(text);
     if (found && *found >= minimum && *found <= maximum) return "";
     return refusal(text, fmt::format("an integer from {} to {}", minimum, maximum));
+  };
+}
+
+std::string check_seed(const std::string& text) {
+  const std::optional<int64_t> found = parse_integer(text);
+  if (found && *found >= 0) return "";
+  return refusal(text, fmt::format("an integer >= 0 and <= {}", kLargestSeed));
+}
+
+std::function<std::string(const std::string&)> check_one_of(std::vector<std::string> allowed) {
+  return [allowed = std::move(allowed)](const std::string& text) -> std::string {
+    if (std::find(allowed.begin(), allowed.end(), text) != allowed.end()) return "";
+    return fmt::format("found '{}', allowed: {}", text, fmt::join(allowed, ", "));
   };
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,14 @@ std::function<std::string(const std::string&)> check_at_least(int64_t minimum);
 
 /// The check of an integer from `minimum` to `maximum`.
 std::function<std::string(const std::string&)> check_between(int64_t minimum, int64_t maximum);
+
+inline constexpr int64_t kLargestSeed = std::numeric_limits<int64_t>::max();
+
+/// Checks a seed: an integer from 0 to the largest of 64 bits.
+std::string check_seed(const std::string& text);
+
+/// The check of a word that is one of `allowed`.
+std::function<std::string(const std::string&)> check_one_of(std::vector<std::string> allowed);
 
 /// Checks a finite number that is more than 0.
 std::string check_positive(const std::string& text);

@@ -1,5 +1,6 @@
 #include <iostream>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
@@ -31,10 +32,49 @@ struct DiffArguments {
   bool json = false;
 };
 
+/// Whether the file begins as JSON does and no configuration.
+bool begins_as_json(const std::string& path) {
+  if (kind_of_file(path) != FileKind::regular) return false;
+  try {
+    std::string begin(64, '\0');
+    begin.resize(InputFile(path).read(begin.data(), begin.size()));
+    const size_t at = begin.find_first_not_of(" \t\r\n");
+    return at != std::string::npos && (begin[at] == '{' || begin[at] == '[');
+  } catch (const FileError&) {
+    return false;  // said when it is read as a configuration
+  }
+}
+
 /// The report that `side` names; empty if it is a configuration.
 std::string report_of(const Side& side) {
   if (kind_of_file(side.what) == FileKind::folder) return run_files(side.what).audit;
-  return side.what.ends_with(".json") ? side.what : "";
+  return side.what.ends_with(".json") || begins_as_json(side.what) ? side.what : "";
+}
+
+/// Whether the first line is a JSON document and more follows, as in a metrics.jsonl.
+bool has_documents_in_lines(const std::string& text) {
+  const size_t line = text.find('\n');
+  return line != std::string::npos && text.find_first_not_of(" \t\r\n", line) != text.npos &&
+         nlohmann::json::accept(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(line));
+}
+
+AuditReport read_report(const std::string& path) {
+  const std::string text = read_file(path, kMostBytes, /*follow_links=*/true);
+  try {
+    return parse_audit_report(text, path);
+  } catch (const FileError&) {
+    if (!has_documents_in_lines(text)) throw;
+    fail<FileError>("{}: no audit: document: found one on each line, allowed: one in the file",
+                    path);
+  }
+}
+
+/// An error of a configuration without the words that name it.
+std::string reason_of(const ConfigError& error, const Side& side) {
+  std::string reason = error.what();
+  for (const std::string& name : {std::string("CONFIG: "), "'" + side.what + "' "})
+    if (reason.starts_with(name)) reason.erase(0, name.size());
+  return reason;
 }
 
 AuditReport audit_of(const Side& side, const DiffArguments& arguments) {
@@ -43,7 +83,7 @@ AuditReport audit_of(const Side& side, const DiffArguments& arguments) {
                          "{} '{}' is a report: found options of a configuration for it, allowed: "
                          "none",
                          side.name, side.what);
-    return parse_audit_report(read_file(report, kMostBytes, /*follow_links=*/true), report);
+    return read_report(report);
   }
   std::vector<std::string> overrides = arguments.overrides;
   overrides.insert(overrides.end(), side.overrides.begin(), side.overrides.end());
@@ -51,7 +91,7 @@ AuditReport audit_of(const Side& side, const DiffArguments& arguments) {
     return plan_audit(load_config(config_file(side.what), overrides),
                       side.world_size ? side.world_size : arguments.world_size);
   } catch (const ConfigError& error) {
-    fail<ConfigError>("{} '{}': {}", side.name, side.what, error.what());
+    fail<ConfigError>("{} '{}': {}", side.name, side.what, reason_of(error, side));
   }
 }
 

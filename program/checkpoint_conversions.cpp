@@ -58,8 +58,9 @@ void add_checkpoint_conversions(CLI::App& checkpoint) {
                      "Folder of checkpoint.save, whose newest complete checkpoint is used, or "
                      "the folder of one checkpoint");
   to_files->add_option("--dtype", arguments->dtype, "Dtype of the written weights: bf16, fp32")
+      ->type_name("bf16|fp32")
       ->capture_default_str()
-      ->check(CLI::IsMember({"bf16", "fp32"}));
+      ->check(check_one_of({"bf16", "fp32"}));
   CLI::Option* const shards = to_files->add_option(
       "--max-shard-size", arguments->max_shard_size,
       "Maximum bytes of tensors in a file, in units of 1000 (KB, MB, GB, TB) or 1024 (KiB, ...). "

@@ -22,6 +22,7 @@
 #include "lockstep/planner/machine.h"
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
+#include "lockstep/program/output_file.h"
 #include "lockstep/program/rank_failure.h"
 #include "lockstep/training/calibration.h"
 
@@ -141,7 +142,10 @@ int64_t num_ranks(const DoctorArguments& arguments) {
 /// writes the file.
 void write_calibration(const DoctorArguments& arguments, const ParallelState* hosts) {
   const bool writes = !hosts || hosts->rank() == 0;
-  if (writes) check_output_file(arguments.machine_path);
+  if (writes) {
+    check_apart_from_output("--calibrate", arguments.machine_path);
+    check_output_file(arguments.machine_path);
+  }
   keep_freed_memory();
   CalibrationOptions options;
   options.ranks = num_ranks(arguments);

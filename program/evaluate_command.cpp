@@ -17,6 +17,7 @@
 #include "lockstep/parallel_state/launch_environment.h"
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
+#include "lockstep/program/one_process.h"
 #include "lockstep/training/run_setup.h"
 
 namespace lockstep {
@@ -57,6 +58,7 @@ std::string note_on_documents(const DataConfig& data) {
 }
 
 void run(const EvaluateArguments& arguments) {
+  require_one_process("evaluate");
   const at::NoGradGuard no_grad;
   const c10::Device device = choose_device(DeviceChoice::auto_, LaunchEnvironment{});
   note_doubt(arguments.checkpoint);

@@ -16,6 +16,7 @@
 #include "lockstep/core/unusable_sizes.h"
 #include "lockstep/datasets/tokenizer.h"
 #include "lockstep/parallel_state/announced_field.h"
+#include "lockstep/parallel_state/job_secret.h"
 #include "lockstep/parallel_state/launch_environment.h"
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
@@ -220,6 +221,7 @@ void run(const GenerateArguments& arguments) {
   const StopStrings stop(arguments.stop);
   if (rank_count(arguments.parallel) > 1 || read_launch_environment().world_size > 1)
     return run_as_rank(arguments, stop);
+  (void)read_job_secret();  // one rank alone refuses what several refuse when they meet
   const std::vector<std::string> prompts = prompts_of(arguments, read_input(arguments));
   note_doubt(arguments.checkpoint);
   const c10::Device device = choose_device(DeviceChoice::auto_, LaunchEnvironment{});
@@ -291,9 +293,12 @@ void add_sampling_options(CLI::App& command, GenerateOptions& options) {
       ->capture_default_str()
       ->check(check_probability);
   command
-      .add_option("--seed", options.seed, "Seed of the sampling; the same seed gives the same text")
+      .add_option(
+          "--seed", options.seed,
+          fmt::format("Seed of the sampling, from 0 to {}; the same seed gives the same text",
+                      kLargestSeed))
       ->capture_default_str()
-      ->check(check_at_least(0));
+      ->check(check_seed);
 }
 
 }  // namespace

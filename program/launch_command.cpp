@@ -193,6 +193,7 @@ void run(const LaunchArguments& given) {
                            .max_restarts = static_cast<int>(given.max_restarts),
                            .elastic = given.nodes == 1 && trains_elastically(given)};
   check_spares(given, ranks.elastic);
+  check_program(ranks, static_cast<int>(std::max<int64_t>(0, given.node_rank) * given.ranks));
   if (!given.rendezvous.empty()) {
     const Rendezvous rendezvous = parse_rendezvous(given.rendezvous);
     ranks.master_address = rendezvous.host;
@@ -245,14 +246,16 @@ void add_launch_command(CLI::App& program, const std::vector<std::string>& argum
           "What starts the ranks. own: lockstep itself, for one host, without Python. torchrun: "
           "torchrun. auto: own with --max-restarts or train.elastic = dp; otherwise torchrun if a "
           "working one is found in lockstep's Python environment or on PATH; otherwise own")
+      ->type_name("auto|torchrun|own")
       ->capture_default_str()
-      ->check(CLI::IsMember({"auto", "torchrun", "own"}));
+      ->check(check_one_of({"auto", "torchrun", "own"}));
   command
       ->add_option(
           "--max-restarts", given->max_restarts,
           "How many times to restart all ranks after one has failed. `train` then resumes from the "
           "newest checkpoint that this launch has saved. With train.elastic = dp only lost ranks "
-          "are restarted; when no restarts are left, the other ranks continue without them")
+          "are restarted; when no restarts are left, the other ranks continue without them. On one "
+          "host only")
       ->capture_default_str()
       ->check(check_at_least(0))
       ->check(check_between(0, 1'000'000));

@@ -289,9 +289,12 @@ void apply_tokenizer(Settings& s) {
     if (!vocabulary) return;
     const std::string folder = std::filesystem::path(*vocabulary).parent_path().string();
     s.set("data.tokenizer", "gpt2:" + (folder.empty() ? "." : folder));
-    s.note("--vocab-file",
-           "data.tokenizer reads vocab.json and merges.txt of that folder; rename the two files "
-           "accordingly");
+    const std::string name = std::filesystem::path(*vocabulary).filename().string();
+    if (name != "vocab.json" && name != "encoder.json")
+      s.note(
+          "--vocab-file",
+          "data.tokenizer reads vocab.json and merges.txt, or encoder.json and vocab.bpe, of that "
+          "folder; rename the two files accordingly");
   } else if (kind.find("SentencePiece") != std::string::npos || kind == "Llama2Tokenizer") {
     s.set("data.tokenizer", "sentencepiece:" + s.value("--tokenizer-model").value_or(""));
     if (!s.found("model.vocab_size")) s.note("--tokenizer-type", unknown);

@@ -62,6 +62,22 @@ void report_plan(const CLI::App& command, const ReportArguments& arguments) {
   flush_output(command);
 }
 
+/// What stands before a command inside `plan` would be the report's, which is not asked for.
+void refuse_before(const CLI::App& plan, const CLI::App& command) {
+  if (plan.parse_order().empty()) return;
+  const CLI::Option& first = *plan.parse_order().front();
+  const bool is_config = first.get_positional();
+  const std::string found = is_config ? first.results().front() : first.get_name();
+  const std::string name = command.get_name(), path = "lockstep plan " + name;
+  std::string allowed = "after it";
+  if (command.get_option_no_throw(first.get_name()) == nullptr)
+    allowed =
+        fmt::format("none, because `{}` takes no {}", path, is_config ? "configuration" : found);
+  else if (is_config)
+    allowed += fmt::format(", as in `{} {}`", path, found);
+  fail<ConfigError>("plan: found '{}' before {}, allowed: {}", found, name, allowed);
+}
+
 constexpr const char* kReportFooter =
     "`lockstep plan CONFIG --world-size N` prints a report of the job: groups, gradient buffers "
     "and buckets, the pipeline's schedule, memory of each stage, and the bytes that all ranks send "
@@ -102,12 +118,8 @@ void add_plan_report(CLI::App& plan) {
   plan.add_flag("--json", arguments->json, "Print one JSON document")->excludes(html);
   plan.footer(kReportFooter);
   plan.require_subcommand(0, 1);
-  plan.parse_complete_callback([command = &plan] {
-    const auto inside = command->get_subcommands();
-    if (!inside.empty() && !command->parse_order().empty())
-      fail<ConfigError>("plan: found '{}' before {}, allowed: after it",
-                        command->parse_order().front()->get_name(), inside.front()->get_name());
-  });
+  for (CLI::App* command : plan.get_subcommands([](CLI::App*) { return true; }))
+    command->preparse_callback([&plan, command](size_t) { refuse_before(plan, *command); });
   plan.callback([command = &plan, arguments] {
     if (command->get_subcommands().empty()) report_plan(*command, *arguments);
   });

@@ -9,6 +9,7 @@
 #include "lockstep/datasets/unfinished_file.h"
 #include "lockstep/pipeline/schedule_check.h"
 #include "lockstep/pipeline/timeline_svg.h"
+#include "lockstep/program/output_file.h"
 #include "lockstep/program/plan_arguments.h"
 
 namespace lockstep {
@@ -67,6 +68,7 @@ void write_svg(const ScheduleArguments& arguments, const PipelineSchedule& sched
 }
 
 void plan_schedule(const CLI::App& command, const ScheduleArguments& arguments) {
+  if (!arguments.svg.empty()) check_apart_from_output("--svg", arguments.svg);
   PipelineSchedule schedule;
   try {
     schedule = make_schedule(arguments.options);

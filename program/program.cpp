@@ -12,6 +12,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/nearest_name.h"
 #include "lockstep/datasets/mapped_files.h"
+#include "lockstep/program/argument_errors.h"
 #include "lockstep/program/command_texts.h"
 #include "lockstep/program/commands.h"
 #include "lockstep/program/named_configs.h"
@@ -57,38 +58,6 @@ void check_command(const CLI::App& program, int argc, char** argv) {
   }
 }
 
-/// The command that the arguments name, as far as CLI11 has read them.
-struct ChosenCommand {
-  explicit ChosenCommand(const CLI::App& program) : app(&program) {
-    while (!app->get_subcommands().empty()) {
-      app = app->get_subcommands().front();
-      path += " " + app->get_name();
-    }
-  }
-  /// "; see `lockstep train --help`"
-  std::string see_help() const { return fmt::format("; see `{} --help`", path); }
-
-  const CLI::App* app;
-  std::string path = "lockstep";
-};
-
-/// "not expected: --sett; did you mean '--set'?", for the arguments that no command takes; empty if
-/// there are none.
-std::string unexpected_arguments(const CLI::App& program) {
-  const std::vector<std::string> found = program.remaining(true);
-  if (found.empty()) return "";
-  const ChosenCommand command(program);
-  std::vector<std::string> known;
-  for (const CLI::Option* option : command.app->get_options())
-    if (!option->get_positional()) known.push_back(option->get_name());
-  std::vector<std::string> near;
-  for (const std::string& argument : found)
-    if (near.empty() && argument.starts_with("--"))
-      near = nearest_names(argument.substr(0, argument.find('=')), known);
-  return fmt::format("not expected: {}{}", fmt::join(found, " "),
-                     did_you_mean(near, command.see_help()));
-}
-
 /// The message without the C++ frames that libtorch appends, unless they are requested as
 /// everywhere in PyTorch.
 std::string without_frames(const std::string& message) {
@@ -110,7 +79,7 @@ std::string without_frames(const std::string& message) {
 /// Prints what was asked for, such as --help, or says what is wrong with the arguments.
 int end_of_parsing(const CLI::App& program, const CLI::ParseError& parsed) {
   const bool asked_for = parsed.get_exit_code() == 0;
-  if (!asked_for) end(2, parsed.what() + ChosenCommand(program).see_help());
+  if (!asked_for) end(2, told_of_arguments(program, parsed));
   program.exit(parsed);
   try {
     flush_standard_output();
@@ -146,11 +115,11 @@ int run_program(int argc, char** argv, const std::function<void(CLI::App& progra
     flush_standard_output();
     return 0;
   } catch (const CLI::RequiredError& error) {
-    const std::string others = unexpected_arguments(program);
+    const std::string others = unexpected_arguments(program, {argv + 1, argv + argc});
     if (others.empty()) return end_of_parsing(program, error);
     end(2, fmt::format("{}; {}", error.what(), others));
   } catch (const CLI::ExtrasError&) {
-    end(2, unexpected_arguments(program));
+    end(2, unexpected_arguments(program, {argv + 1, argv + argc}));
   } catch (const CLI::ParseError& error) {
     return end_of_parsing(program, error);
   } catch (const ExitStatus& exit) {

@@ -3,9 +3,11 @@
 #include <netinet/in.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -16,11 +18,17 @@
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/launch_channel.h"
 #include "lockstep/parallel_state/network.h"
+#include "lockstep/program/commands.h"
 
 namespace lockstep {
 namespace {
 
 constexpr int kCannotRun = 1;
+
+void tell_that_rank_cannot_run(int rank, const std::string& file, int error) {
+  std::fprintf(stderr, "lockstep launch: rank %d cannot run %s: %s\n", rank, file.c_str(),
+               std::strerror(error));
+}
 
 /// Runs in the new process.
 [[noreturn]] void become_rank(const LaunchedProgram& program, const RankRound& round, int rank) {
@@ -31,12 +39,43 @@ constexpr int kCannotRun = 1;
     arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
   ::execvp(program.file.c_str(), arguments.data());
-  std::fprintf(stderr, "lockstep launch: rank %d cannot run %s: %s\n", rank, program.file.c_str(),
-               std::strerror(errno));
+  tell_that_rank_cannot_run(rank, program.file, errno);
   std::_Exit(kCannotRun);
 }
 
+/// The errno of executing the file; 0 if it can be executed.
+int error_of_file(const std::string& path) {
+  struct stat status = {};
+  if (::stat(path.c_str(), &status) != 0) return errno;
+  if (!S_ISREG(status.st_mode)) return EACCES;
+  return ::access(path.c_str(), X_OK) == 0 ? 0 : errno;
+}
+
+/// The same for a program that execvp() looks for.
+int error_of_program(const std::string& name) {
+  if (name.find('/') != std::string::npos) return error_of_file(name);
+  const char* const path = std::getenv("PATH");
+  const std::string folders = path ? path : "/bin:/usr/bin";
+  int error = ENOENT;
+  for (size_t begin = 0; begin <= folders.size();) {
+    const size_t end = std::min(folders.find(':', begin), folders.size());
+    const std::string folder = folders.substr(begin, end - begin);
+    const int found = error_of_file(folder.empty() ? name : folder + "/" + name);
+    if (found == 0) return 0;
+    if (found == EACCES) error = found;
+    begin = end + 1;
+  }
+  return error;
+}
+
 }  // namespace
+
+void check_program(const LaunchedProgram& program, int first_rank) {
+  const int error = error_of_program(program.file);
+  if (error == 0) return;
+  tell_that_rank_cannot_run(first_rank, program.file, error);
+  throw ExitStatus{kCannotRun, ""};
+}
 
 ReservedPort::ReservedPort(const std::string& address)
     : socket_(bound_socket(address, 0, /*for_other_hosts=*/false)) {}

@@ -23,6 +23,10 @@ struct LaunchedProgram {
   bool elastic = false;  ///< remaining ranks stay; see run_rank_processes()
 };
 
+/// Tells why, and throws ExitStatus, if the file cannot be executed; the message is that of the
+/// rank `first_rank`, which would tell it. A script whose interpreter is missing is not noticed.
+void check_program(const LaunchedProgram& program, int first_rank);
+
 /// A port that no other process gets while this object lives. Rank 0 can still listen on it,
 /// because both sockets have SO_REUSEADDR and this one does not listen.
 class ReservedPort {

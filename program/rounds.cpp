@@ -10,6 +10,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/counted.h"
 #include "lockstep/parallel_state/failure_reason.h"
+#include "lockstep/parallel_state/job_secret.h"
 #include "lockstep/parallel_state/launch_channel.h"
 #include "lockstep/parallel_state/rank_message.h"
 #include "lockstep/program/commands.h"
@@ -92,6 +93,7 @@ class Rounds {
   std::optional<std::string> lost_in_round() {
     std::unique_ptr<ParallelState> state;
     try {
+      (void)read_job_secret();  // one rank alone refuses what several refuse when they meet
       ParallelStateOptions options = parallel_options(config_, device_);
       if (channel_) options.meeting_obstacle = [this] { return channel_->round_is_over(); };
       state = std::make_unique<ParallelState>(environment_, std::move(options));

@@ -8,6 +8,7 @@
 #include "lockstep/parallel_state/launch_environment.h"
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
+#include "lockstep/program/one_process.h"
 #include "lockstep/training/run_setup.h"
 #include "lockstep/training/score.h"
 
@@ -20,6 +21,7 @@ struct ScoreArguments {
 };
 
 void run_score(const ScoreArguments& arguments) {
+  require_one_process("score");
   const std::string text = read_to_end(arguments.input);
   const auto requests = parse_score_requests(text, arguments.input);
   note_doubt(arguments.checkpoint);

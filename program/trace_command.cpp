@@ -3,8 +3,10 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/counted.h"
+#include "lockstep/datasets/unfinished_file.h"
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
+#include "lockstep/program/output_file.h"
 #include "lockstep/training/trace_merge.h"
 
 namespace lockstep {
@@ -18,7 +20,10 @@ struct TraceArguments {
 void merge(const TraceArguments& arguments) {
   const std::string output =
       arguments.output.empty() ? arguments.folder + "/merged.json" : arguments.output;
-  const TraceMerge merged = merge_traces(arguments.folder, output);
+  check_apart_from_output("--output", output);
+  const std::string target = behind_links(output);
+  check_output_file(target);
+  const TraceMerge merged = merge_traces(arguments.folder, target);
   for (const std::string& note : merged.notes) std::cerr << note << "\n";
   std::cout << fmt::format("{}: {} of {}\n", output, counted(merged.events, "event"),
                            counted(merged.ranks, "rank"));

@@ -1,5 +1,8 @@
 #include "lockstep/program/train_arguments.h"
 
+#include <algorithm>
+#include <cstddef>
+
 #include "lockstep/core/config_io.h"
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
@@ -16,8 +19,16 @@ void add_train_options(CLI::App& command, TrainArguments& arguments) {
                   "of another run is kept as metrics.previous.jsonl, metrics.previous.2.jsonl "
                   "and so on")
       ->check(check_path);
-  command.add_option("--task", arguments.task, "Short for --set train.task=TASK: pretrain or sft")
-      ->type_name("TASK");
+  command
+      .add_option_function<std::string>(
+          "--task",
+          [&arguments, set = command.get_option("--set")](const std::string& task) {
+            arguments.task = task;
+            arguments.overrides_before_task = set->count();
+          },
+          "Short for --set train.task=TASK: pretrain or sft")
+      ->type_name("TASK")
+      ->trigger_on_parse();
   command.add_flag("--print-config", arguments.print_config,
                    "Print the effective configuration, defaults included, and exit");
   command
@@ -26,7 +37,9 @@ void add_train_options(CLI::App& command, TrainArguments& arguments) {
                   "OUTPUT/traces/rank_R.json for ui.perfetto.dev; `lockstep trace merge` merges "
                   "them into one")
       ->type_name("FIRST:LAST")
-      ->check(check_path);
+      ->check([](const std::string& text) -> std::string {
+        return text.empty() ? "found '', allowed: FIRST:LAST, as in 5:7" : "";
+      });
   command.add_flag(
       "--audit", arguments.audit,
       "Before the first iteration, measure which ranks' gradients contribute to each parameter, "
@@ -36,7 +49,10 @@ void add_train_options(CLI::App& command, TrainArguments& arguments) {
 
 Config load_train_config(const TrainArguments& arguments) {
   std::vector<std::string> overrides = arguments.overrides;
-  if (!arguments.task.empty()) overrides.push_back("train.task=" + arguments.task);
+  if (!arguments.task.empty())
+    overrides.insert(overrides.begin() + static_cast<std::ptrdiff_t>(std::min(
+                                             arguments.overrides_before_task, overrides.size())),
+                     "train.task=" + arguments.task);
   return load_config(arguments.config_path, overrides);
 }
 

@@ -16,6 +16,7 @@ struct TrainArguments {
   bool print_config = false;
   std::string profile;
   std::string task;
+  size_t overrides_before_task = 0;  ///< on the command line, where the later one wins
   bool audit = false;
 };
 

@@ -218,7 +218,7 @@ void end_profile(ProfileWindow* profile, Tell tell) {
   if (!profile) return;
   profile->finish();
   if (!profile->problem().empty())
-    std::cerr << profile->problem() + "\n" << std::flush;
+    print_note(profile->problem());
   else
     tell(profile->is_written() ? fmt::format("profile: wrote {}", profile->path())
                                : "profile: wrote nothing; this start ran none of these iterations");

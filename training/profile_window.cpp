@@ -1,10 +1,14 @@
 #include "lockstep/training/profile_window.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <set>
 
@@ -13,6 +17,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/input_file.h"
+#include "lockstep/core/uninterrupted.h"
 #include "lockstep/training/trace_file.h"
 
 namespace lockstep {
@@ -50,6 +55,25 @@ ProfilerConfig profiler_config() {
   return ProfilerConfig(ProfilerState::KINETO, /*report_input_shapes=*/false,
                         /*profile_memory=*/false, /*with_stack=*/false, /*with_flops=*/false,
                         /*with_modules=*/false, all_threads);
+}
+
+/// Where Kineto writes before it renames; a trace that it could not write stays there.
+std::string partial_trace(const std::string& path) { return path + ".tmp"; }
+
+/// Kineto does not tell why: the system does when it is asked to write more.
+std::string why_not_written(const std::string& path) {
+  std::error_code no_folder;
+  if (std::filesystem::is_directory(path, no_folder)) return std::strerror(EISDIR);
+  const int file = ::open(partial_trace(path).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC,
+                          S_IRUSR | S_IWUSR);
+  if (file < 0) return std::strerror(errno);
+  const std::string more(1 << 20, '\n');
+  ssize_t written = 1;
+  for (int i = 0; i < 2 && written > 0; ++i)  // a full disk may take a part of the first
+    written = uninterrupted([&] { return ::write(file, more.data(), more.size()); });
+  const int error = errno;
+  ::close(file);
+  return written > 0 ? "the profiler does not say why" : std::strerror(error);
 }
 
 /// Keeps Kineto from reporting on standard error that it finds no GPU.
@@ -115,8 +139,10 @@ void ProfileWindow::finish() {
   std::filesystem::remove(path_, error);
   result->save(path_);
   written_ = std::filesystem::file_size(path_, error) > 0 && !error;
-  if (!written_)
-    problem_ = fmt::format("rank {}: --profile: '{}' could not be written", state_.rank(), path_);
+  if (written_) return;
+  problem_ = fmt::format("rank {}: --profile: '{}' could not be written: {}", state_.rank(), path_,
+                         why_not_written(path_));
+  std::filesystem::remove(partial_trace(path_), error);
 }
 
 }  // namespace lockstep

@@ -27,6 +27,7 @@ namespace pb = google::protobuf;
 using pb::FieldDescriptor;
 
 constexpr size_t kMaxTextBytes = 1 << 20;
+constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";  // some editors begin UTF-8 with it
 
 std::string value_text(const pb::Message& message, const FieldDescriptor& field, int index) {
   std::string text;
@@ -141,6 +142,7 @@ Config parse_config(std::string_view text, const std::string& origin,
   require<ConfigError>(text.size() <= kMaxTextBytes,
                        "{}: {} bytes, allowed: at most {}; this is not a configuration", origin,
                        text.size(), kMaxTextBytes);
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   proto::Config message;
   parse_text(std::string(text), origin, &message);
   apply_overrides(overrides, &message);

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <memory>
 #include <string_view>
+#include <type_traits>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_rules.h"
@@ -22,9 +23,17 @@ namespace {
 namespace pb = google::protobuf;
 using pb::FieldDescriptor;
 
+/// A file reads such an integer as octal.
+bool has_leading_zero(std::string_view text) {
+  if (text.starts_with('-')) text.remove_prefix(1);
+  return text.size() > 1 && text.starts_with('0');
+}
+
 template <class Number>
 Number parse_number(const std::string& text, const std::string& option, const char* kind) {
   Number value{};
+  require<ConfigError>(!std::is_integral_v<Number> || !has_leading_zero(text),
+                       "{}: found '{}', allowed: {} without leading zeros", option, text, kind);
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   require<ConfigError>(error == std::errc() && end == text.data() + text.size() && !text.empty(),
                        "{}: found '{}', allowed: {}", option, text, kind);

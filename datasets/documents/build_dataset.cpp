@@ -1,7 +1,9 @@
 #include "lockstep/datasets/build_dataset.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <set>
+#include <system_error>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/counted.h"
@@ -65,6 +67,19 @@ std::vector<std::string> output_prefixes(const BuildDataset& build) {
   for (const std::string& key : build.json_keys)
     prefixes.push_back(build.output + "_" + key + "_document");
   return prefixes;
+}
+
+/// Refuses outputs that would replace an input.
+void check_outputs(const BuildDataset& build) {
+  for (const std::string& prefix : output_prefixes(build))
+    for (const char* suffix : {".bin", ".idx"})
+      for (const std::string& input : build.input) {
+        std::error_code none;
+        require<ConfigError>(
+            !std::filesystem::equivalent(prefix + suffix, input, none),
+            "--output: found '{}', whose '{}{}' is an input, allowed: another prefix", build.output,
+            prefix, suffix);
+      }
 }
 
 /// Writes one data set for each output.
@@ -251,6 +266,7 @@ BuildProgress build_dataset(const BuildDataset& build,
                             const std::function<std::unique_ptr<Tokenizer>()>& make,
                             const std::function<void(const BuildProgress&)>& progress) {
   check_json_keys(build);
+  check_outputs(build);
   return DatasetBuilder(build, make, progress).run();
 }
 

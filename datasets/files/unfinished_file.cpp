@@ -147,18 +147,31 @@ bool is_being_written(const std::string& final_path) {
   });
 }
 
+std::string behind_links(const std::string& path) {
+  constexpr int kMostLinks = 40;  // as the kernel follows; a loop stays a link, which is an error
+  std::filesystem::path file = path;
+  std::error_code error;
+  // Links of /proc, such as that of /dev/stdout, name no file where they lead to a pipe.
+  if (std::filesystem::is_regular_file(file, error)) return std::filesystem::canonical(file, error);
+  if (std::filesystem::exists(file, error)) return path;
+  for (int i = 0; i < kMostLinks && std::filesystem::is_symlink(file, error); ++i) {
+    const std::filesystem::path target = std::filesystem::read_symlink(file, error);
+    if (error) break;
+    file = file.parent_path() / target;  // an absolute target replaces all of it
+  }
+  return file;
+}
+
 namespace {
 
-/// The file that `path` names, or that a link of that name points to.
 std::filesystem::path output_target(const std::string& path) {
   std::error_code error;
   const std::filesystem::file_status there = std::filesystem::status(path, error);
   require<FileError>(!std::filesystem::exists(there) || std::filesystem::is_regular_file(there),
                      "'{}' cannot be written: found no regular file in its place", path);
-  const bool link = std::filesystem::is_symlink(std::filesystem::symlink_status(path, error));
-  const std::filesystem::path target =
-      link ? std::filesystem::weakly_canonical(path, error) : std::filesystem::path(path);
-  require<FileError>(!link || !error, "'{}' cannot be written: {}", path, error.message());
+  const std::filesystem::path target = behind_links(path);
+  require<FileError>(!std::filesystem::is_symlink(target, error), "'{}' cannot be written: {}",
+                     path, std::strerror(ELOOP));
   return target;
 }
 

@@ -40,8 +40,12 @@ class UnfinishedFile {
 /// minute.
 bool is_being_written(const std::string& final_path);
 
+/// `path`, or what the symbolic links at `path` lead to, also if nothing is there: a file that is
+/// renamed to a link's name would replace the link. A loop of links stays one.
+std::string behind_links(const std::string& path);
+
 /// Writes a whole file, which appears at the end and replaces an earlier one: the one with the
-/// given name, or the one that a link of that name points to. FileError with the path; an existing
+/// given name, or the one behind_links() of that name. FileError with the path; an existing
 /// path that is not a regular file is refused.
 void write_output_file(const std::string& path, std::string_view text);
 

@@ -111,6 +111,16 @@ TEST(Overrides, AListOfStringsNeedsNoQuotes) {
                                        "--set data.path=[a,,b]: found an empty element"));
 }
 
+TEST(Overrides, AnIntegerThatAFileWouldReadAsOctalIsRefused) {
+  const auto iterations = [](const std::string& value) {
+    return parse_config("", "x", {"train.train_iters=" + value}).train.train_iters;
+  };
+  EXPECT_EQ(iterations("10"), 10);
+  EXPECT_TRUE(throws_with<ConfigError>([&] { iterations("010"); }, "without leading zeros"));
+  EXPECT_EQ(parse_config("", "x", {"optimizer.lr=00.5"}).optimizer.lr, 0.5);
+  EXPECT_EQ(parse_config("", "x", {"train.seed=0"}).train.seed, 0);
+}
+
 TEST(Overrides, AQuotedValueIsReadAsInAFile) {
   const auto prompt_of = [](const std::string& value) {
     return parse_config("", "x", {"train.sample_prompt=" + value}).train.sample_prompt;

@@ -333,6 +333,11 @@ TEST_F(BuildDatasetTest, SetsAreMerged) {
   EXPECT_FALSE(std::filesystem::exists(other + ".bin"));
 }
 
+TEST_F(BuildDatasetTest, AnInputIsNotReplaced) {
+  const auto build_from_own_output = [&] { build({folder_.write("set.bin", "x")}); };
+  EXPECT_TRUE(throws_with<ConfigError>(build_from_own_output, "set.bin' is an input, allowed"));
+}
+
 TEST_F(BuildDatasetTest, WhatAKilledBuildLeftGoesAndWhatOthersWriteStays) {
   const auto entries = [this] {
     std::set<std::string> names;

@@ -164,7 +164,18 @@ class Audit(EndToEnd):
                            "A '", "is a report")
         self.assert_failed(run(LOCKSTEP, "audit", "diff", TINY, TINY, "--set-b", "nonsense=1"), 2,
                            "B '", "nonsense")
-        self.assert_failed(run(LOCKSTEP, "audit", "diff", TINY, "nowhere"), 2, "B 'nowhere'")
+        self.assert_failed(run(LOCKSTEP, "audit", "diff", TINY, "nowhere"), 2,
+                           "lockstep: B 'nowhere': cannot be read as a configuration: No such file")
+        for name, text, reason in (
+                ("metrics.jsonl", '{"iteration":1}\n{"iteration":2}\n',
+                 "document: found one on each line, allowed: one in the file"),
+                ("lines.json", '{"iteration":1}\n{"iteration":2}\n', "document: found one on each"),
+                ("metrics.jsonl", '{"iteration":1}\n', "world_size: missing"),
+                ("list", " \n[1]\n", "document: found")):
+            lines = self.folder / name
+            lines.write_text(text)
+            self.assert_failed(run(LOCKSTEP, "audit", "diff", TINY, lines), 1,
+                               f"lockstep: {lines}: no audit: {reason}")
         self.assert_failed(run(LOCKSTEP, "audit", "diff", plan), 2, "B")
 
 

@@ -7,7 +7,8 @@ import shutil
 import subprocess
 import unittest
 
-from support import LOCKSTEP, SOURCE, EndToEnd, clean_environment, metrics, run, torchrun
+from support import (LOCKSTEP, SOURCE, EndToEnd, clean_environment, launch, metrics, run,
+                     torchrun)
 
 
 class CommandLine(EndToEnd):
@@ -86,6 +87,13 @@ class CommandLine(EndToEnd):
         again.write_bytes(first.stdout)
         self.assertEqual(self.train(again, "--print-config").stdout, first.stdout)
 
+    def test_the_later_of_task_and_set_wins(self):
+        template = ("--set", "data.chat_template=plain", "--print-config")
+        for words, task in ((("--task", "sft", "--set", "train.task=pretrain"), b"pretrain"),
+                            (("--set", "train.task=pretrain", "--task", "sft"), b"sft")):
+            printed = self.train(self.config, *words, *template)
+            self.assertIn(b'task: "' + task + b'"', printed.stdout, printed.stderr)
+
     def test_unusable_arguments_exit_2_and_are_named(self):
         set_field = lambda text: (self.config, "--set", text)
         cases = [
@@ -159,6 +167,66 @@ class CommandLine(EndToEnd):
                 result = run(LOCKSTEP, *arguments)
                 self.assertEqual(result.returncode, 2)
                 self.assertEqual(result.stderr.decode(), f"lockstep: {told}\n")
+
+    def test_an_option_in_the_wrong_place_is_told_the_right_one(self):
+        for arguments, told in (
+                (("--json", "plan", "groups", "--world-size", 4),
+                 "not expected: --json; --json belongs after `lockstep plan groups`"),
+                (("--set=train.seed=1", "train", "tiny"),
+                 "not expected: --set=train.seed=1; --set belongs after `lockstep train`"),
+                (("--world-size", 4, "plan", "groups"),
+                 "--world-size is required; not expected: --world-size 4; --world-size belongs "
+                 "after `lockstep plan groups`"),
+                (("train", "tiny", "--", "--set", "train.seed=2"),
+                 "not expected: --set train.seed=2; --set belongs before `--`"),
+                (("train", "tiny", "--set", "train.seed=1", "--", "--set", "train.seed=2"),
+                 "not expected: --set train.seed=2; --set belongs before `--`")):
+            with self.subTest(arguments):
+                result = run(LOCKSTEP, *arguments)
+                self.assertEqual(result.returncode, 2)
+                self.assertEqual(result.stderr.decode(), f"lockstep: {told}\n")
+
+    def test_values_that_are_refused_are_told_what_is_allowed(self):
+        largest = 2**63 - 1
+        for arguments, told in (
+                (("train", self.config, "--print-config=maybe"),
+                 "--print-config: found 'maybe', allowed: no value, true or false"),
+                (("train", self.config, "--profile", ""),
+                 "--profile: found '', allowed: FIRST:LAST"),
+                (("generate", "here", "--seed", largest + 1),
+                 f"--seed: found '{largest + 1}', allowed: an integer >= 0 and <= {largest}"),
+                (("plan", "groups", "--world-size", 2, "--tensor", 2, "--tensor", 1),
+                 "--tensor: found twice, allowed: once; see `lockstep plan groups --help`"),
+                (("plan", "groups", *3 * ("--world-size", 2)),
+                 "--world-size: found 3 times, allowed: once"),
+                (("checkpoint", "export", "--hf", "a", "b", "--dtype", "fp16"),
+                 "--dtype: found 'fp16', allowed: bf16, fp32; see `lockstep checkpoint export "
+                 "--help`")):
+            with self.subTest(arguments):
+                self.assert_failed(run(LOCKSTEP, *arguments), 2, f"lockstep: {told}")
+        text = " ".join(run(LOCKSTEP, "generate", "--help").stdout.decode().split())
+        self.assertIn(f"from 0 to {largest}", text)
+
+    def test_a_byte_order_mark_begins_no_field(self):
+        text = self.config.read_bytes()
+        plain = self.train(self.config, "--print-config").stdout
+        self.config.write_bytes(b"\xef\xbb\xbf" + text)
+        marked = self.train(self.config, "--print-config")
+        self.assertEqual((marked.returncode, marked.stdout), (0, plain), marked.stderr)
+        self.config.write_bytes(b"\xef\xbb\xbfx: 1\n")
+        self.assert_failed(self.train(self.config), 2, f"{self.config}:1:2: unknown field 'x'")
+
+    def test_what_runs_in_one_process_refuses_to_be_a_rank(self):
+        for command in ("evaluate", "score"):
+            words = (LOCKSTEP, command, self.folder, "--input", self.config)
+            allowed = f"allowed: 1, because {command} runs in one process"
+            result = launch(2, *words)
+            self.assert_failed(result, 2, f"environment variable WORLD_SIZE: found 2, {allowed}")
+            self.assertEqual(result.stdout, b"")
+            self.assert_failed(run(*words, RANK=0), 2, "environment variable WORLD_SIZE: not set")
+            slurm = {"SLURM_PROCID": 0, "SLURM_STEP_ID": 0, "SLURM_JOB_ID": 7, "SLURM_LOCALID": 0,
+                     "SLURM_STEP_NUM_TASKS": 3, "SLURM_STEP_TASKS_PER_NODE": 3, "SLURM_NODEID": 0}
+            self.assert_failed(run(*words, **slurm), 2, f"SLURM_STEP_NUM_TASKS: found 3, {allowed}")
 
     def test_libraries_in_the_current_directory_are_not_loaded(self):
         for name in ("libz.so.1", "libstdc++.so.6", "libtorch_cpu.so", "liblockstep_core.so"):

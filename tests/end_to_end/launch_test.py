@@ -175,6 +175,8 @@ class Launch(SmallRanks):
         self.program = self.folder / "none"
         result = self.launch(1)
         self.assert_failed(result, 1, f"rank 0 cannot run {self.program}: No such file")
+        self.program = self.folder / "text"
+        self.assert_failed(self.launch(2), 1, f"rank 0 cannot run {self.program}: Permission ")
 
     def test_unusable_arguments_exit_2_and_are_named(self):
         for arguments, part in (
@@ -184,7 +186,8 @@ class Launch(SmallRanks):
                 (("-n", 2, "train", "tiny"), "not expected"),
                 (("-n", 0, "--", "train"), "--ranks: found '0', allowed: an integer >= 1"),
                 (("-n", "two", "--", "train"), "--ranks: found 'two'"),
-                (("-n", 2, "--starter", "mpi", "--", "train"), "--starter: mpi not in"),
+                (("-n", 2, "--starter", "mpi", "--", "train"),
+                 "--starter: found 'mpi', allowed: auto, torchrun, own"),
                 (("-n", 2, "--nodes", 2, "--", "train"),
                  "--node-rank: not given, allowed with --nodes 2: 0 to 1"),
                 (("-n", 2, "--nodes", 2, "--node-rank", 2, "--", "train"),
@@ -237,11 +240,23 @@ class Torchrun(EndToEnd):
         self.assertEqual(result.stdout.splitlines(),
                          ["--standalone", "--no-python", "--nproc-per-node", "2",
                           str(LOCKSTEP.resolve()), "train", "two words", "--help"])
+        (self.bin / "loop").symlink_to("/bin/true")
         result = self.launch("-n", 8, "--nodes", 4, "--node-rank", 3, "--rendezvous",
                              "node0:29500", "--program", "loop")
         self.assertEqual(result.stdout.splitlines(),
                          ["--nnodes", "4", "--node-rank", "3", "--master-addr", "node0",
                           "--master-port", "29500", "--no-python", "--nproc-per-node", "8", "loop"])
+
+    def test_it_is_not_started_for_a_program_that_cannot_run(self):
+        self.torchrun("#!/bin/sh\necho started\n")
+        (self.bin / "text").write_text("no program")
+        for program, reason in (("/nonexistent", "No such file or directory"),
+                                ("nonexistent", "No such file or directory"),
+                                ("text", "Permission denied"), (self.bin, "Permission denied")):
+            with self.subTest(program):
+                result = self.launch("-n", 2, "--program", program)
+                self.assertEqual((result.returncode, result.stdout, result.stderr),
+                                 (1, "", f"lockstep launch: rank 0 cannot run {program}: {reason}\n"))
 
     def test_one_that_works_is_taken_where_sigchld_is_ignored(self):
         self.torchrun("#!/bin/sh\necho $1\n")

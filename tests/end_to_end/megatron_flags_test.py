@@ -158,7 +158,9 @@ class MegatronFlags(EndToEnd):
         self.assertEqual(text, GPT3_TEXT)
         self.assertEqual([line.split(":")[0] for line in notes.splitlines()],
                          ["--attention-backend", "--tensorboard-dir", "--global-batch-size",
-                          "--step-batch-size-schedule", "--vocab-file"])
+                          "--step-batch-size-schedule"])
+        renamed = self.convert(GPT3.replace("gpt2/vocab.json", "gpt2/gpt2-vocab.json"))[1]
+        self.assertIn("--vocab-file: data.tokenizer reads vocab.json and merges.txt, or", renamed)
         self.assertIn("Megatron-LM refuses it together with --step-batch-size-schedule", notes)
 
     def test_the_published_llama(self):
@@ -363,7 +365,7 @@ class MegatronFlags(EndToEnd):
                  "--pipeline-model-parallel-layout and --num-virtual-stages-per-pipeline-rank: "
                  "allowed: one of the two"),
                 ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et|t|ttL'",
-                 "--pipeline-model-parallel-layout: pipeline layout 'Et|t|ttL': 3 stages, allowed: "
+                 "--pipeline-model-parallel-layout: pipeline layout 'Et|t|ttL': found 3 stages, allowed: "
                  "a multiple of pipeline_model_parallel_size (2)"),
                 ("--data-path", "--data-path: found no value, allowed: one or more"),
                 ("--num-experts 4 --moe-layer-freq [0", "--moe-layer-freq: found '[0', allowed"),

@@ -230,6 +230,15 @@ class PlanReport(EndToEnd):
                 ((TINY, "--world-size", 2, "--ranks-per-host", 0), "--ranks-per-host: found '0'"),
                 (("--world-size", 2, "groups", "--world-size", 2),
                  "plan: found '--world-size' before groups, allowed: after it"),
+                (("tiny", "groups", "--world-size", 4),
+                 "plan: found 'tiny' before groups, allowed: none, because `lockstep plan groups` "
+                 "takes no configuration"),
+                (("tiny", "memory"),
+                 "plan: found 'tiny' before memory, allowed: after it, as in `lockstep plan memory "
+                 "tiny`"),
+                (("--html", "memory", "groups", "--world-size", 4),
+                 "plan: found '--html' before groups, allowed: none, because `lockstep plan "
+                 "groups` takes no --html"),
                 ((TINY, "--world-size", 2, "--json", "--html", "x"), "--html excludes --json"),
                 (("none.textproto", "--world-size", 2), "none.textproto")):
             with self.subTest(told):

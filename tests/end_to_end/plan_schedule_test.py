@@ -227,9 +227,32 @@ class PlanSchedule(EndToEnd):
             self.assertEqual(plan(*drawing, link).returncode, 0)
             self.assertTrue(link.is_symlink())
             self.assertTrue(path.read_text().startswith("<svg"))
+            away = pathlib.Path(folder) / "away"
+            away.symlink_to("not there yet.svg")
+            self.assertEqual(plan(*drawing, away).returncode, 0)
+            self.assertTrue(away.is_symlink())
+            self.assertTrue(away.read_text().startswith("<svg"))
+            away.unlink()
+            away.symlink_to("away")
+            self.assert_failed(plan(*drawing, away), 1, f"'{away}' cannot be written: Too many")
+            away.unlink()
+            (pathlib.Path(folder) / "not there yet.svg").unlink()
             result = plan(*drawing, folder)
             self.assert_failed(result, 1, f"'{folder}' cannot be written: found no regular file")
             self.assertEqual(len(os.listdir(folder)), 2)
+
+    def test_a_drawing_does_not_replace_what_is_printed(self):
+        with tempfile.TemporaryDirectory() as folder:
+            printed = pathlib.Path(folder) / "printed"
+            for drawing in ("/dev/stdout", printed):
+                with printed.open("wb") as output:
+                    result = subprocess.run(
+                        [LOCKSTEP, "plan", "schedule", "--pipeline", "2", "--microbatches", "2",
+                         "--json", "--svg", drawing], stdout=output, stderr=subprocess.PIPE,
+                        env=clean_environment(), check=False)
+                self.assert_failed(result, 2, f"--svg: found '{drawing}', which is standard "
+                                   "output, allowed: another file")
+                self.assertEqual(printed.read_bytes(), b"")
 
 
 if __name__ == "__main__":

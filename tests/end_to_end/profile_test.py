@@ -2,10 +2,13 @@
 layouts against the format that Perfetto reads, and for the names that they must contain."""
 
 import json
+import os
 import re
+import resource
+import subprocess
 import unittest
 
-from support import LOCKSTEP, EndToEnd, launch, run
+from support import LOCKSTEP, EndToEnd, clean_environment, launch, run
 
 # Times are written with three decimals, in microseconds.
 ROUNDING = 0.0021
@@ -142,8 +145,11 @@ class Profile(EndToEnd):
                 event["ts"] += ahead
         (output / "traces/rank_1.json").write_text(json.dumps(trace))
         merged_file = self.folder / "merged of both.json"
-        result = run(LOCKSTEP, "trace", "merge", output / "traces", "--output", merged_file)
+        link = self.folder / "link"
+        link.symlink_to(merged_file)
+        result = run(LOCKSTEP, "trace", "merge", output / "traces", "--output", link)
         self.assertEqual((result.returncode, result.stderr), (0, b""))
+        self.assertTrue(link.is_symlink())
         merged = json.loads(merged_file.read_text())
 
         def ends(rank):
@@ -183,7 +189,21 @@ class Profile(EndToEnd):
         (output / "traces/rank_0.json/in the way").mkdir(parents=True)
         result = run(LOCKSTEP, "train", self.config, "--output", output, "--profile", "2:3")
         self.assertEqual(result.returncode, 0, result.stderr.decode())
-        self.assertIn("could not be written", result.stderr.decode())
+        self.assertRegex(result.stderr.decode(), "\nlockstep: rank 0: --profile: '.*' could not be "
+                         "written: Is a directory\n")
+        self.assertEqual(os.listdir(output / "traces"), ["rank_0.json"])
+
+    def test_a_trace_without_room_is_removed_and_the_reason_told(self):
+        output = self.folder / "out"
+        limit = 1_500_000  # bytes of a file: more than those of the checkpoint
+        result = subprocess.run(
+            [LOCKSTEP, "train", self.config, "--output", output, "--profile", "1:12"],
+            capture_output=True, env=clean_environment(), check=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        self.assertIn(f"\nlockstep: rank 0: --profile: '{output}/traces/rank_0.json' could not be "
+                      "written: File too large\n", result.stderr.decode())
+        self.assertEqual(os.listdir(output / "traces"), [])
 
 
 if __name__ == "__main__":

@@ -150,6 +150,10 @@ class Secret(Ranks):
                 for error in self.finish(self.start(2, **environment), 2):
                     self.assertIn("environment variable", error)
                     self.assertIn(told, error)
+                for command in (("train", self.config),
+                                ("generate", self.folder, "--prompt", "x")):
+                    alone = run(LOCKSTEP, *command, **environment)
+                    self.assert_failed(alone, 2, "lockstep: environment variable", told)
         self.secret_file(mode=0o600)
         for environment, status, told in (
                 ({"LOCKSTEP_SECRET": "short"}, 1, "LOCKSTEP_SECRET: found 5 bytes"),
