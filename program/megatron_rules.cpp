@@ -289,8 +289,11 @@ void apply_tokenizer(Settings& s) {
     if (!vocabulary) return;
     const std::string folder = std::filesystem::path(*vocabulary).parent_path().string();
     s.set("data.tokenizer", "gpt2:" + (folder.empty() ? "." : folder));
-    const std::string name = std::filesystem::path(*vocabulary).filename().string();
-    if (name != "vocab.json" && name != "encoder.json")
+    const std::filesystem::path words = *vocabulary,
+                                merges = s.value("--merge-file").value_or(folder + "/merges.txt");
+    const std::string pair = words.filename().string() + " " + merges.filename().string();
+    const bool has_names = pair == "vocab.json merges.txt" || pair == "encoder.json vocab.bpe";
+    if (!has_names || words.parent_path() != merges.parent_path())
       s.note(
           "--vocab-file",
           "data.tokenizer reads vocab.json and merges.txt, or encoder.json and vocab.bpe, of that "

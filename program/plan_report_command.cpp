@@ -64,7 +64,7 @@ void report_plan(const CLI::App& command, const ReportArguments& arguments) {
 
 /// What stands before a command inside `plan` would be the report's, which is not asked for.
 void refuse_before(const CLI::App& plan, const CLI::App& command) {
-  if (plan.parse_order().empty()) return;
+  if (plan.parse_order().empty() || plan.get_help_ptr()->count() > 0) return;
   const CLI::Option& first = *plan.parse_order().front();
   const bool is_config = first.get_positional();
   const std::string found = is_config ? first.results().front() : first.get_name();

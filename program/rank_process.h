@@ -23,8 +23,8 @@ struct LaunchedProgram {
   bool elastic = false;  ///< remaining ranks stay; see run_rank_processes()
 };
 
-/// Tells why, and throws ExitStatus, if the file cannot be executed; the message is that of the
-/// rank `first_rank`, which would tell it. A script whose interpreter is missing is not noticed.
+/// If the file cannot be executed, prints the message that rank `first_rank` would print, and
+/// throws ExitStatus. A script whose interpreter is missing is not noticed.
 void check_program(const LaunchedProgram& program, int first_rank);
 
 /// A port that no other process gets while this object lives. Rank 0 can still listen on it,

@@ -22,7 +22,7 @@ void merge(const TraceArguments& arguments) {
       arguments.output.empty() ? arguments.folder + "/merged.json" : arguments.output;
   check_apart_from_output("--output", output);
   const std::string target = behind_links(output);
-  check_output_file(target);
+  if (!arguments.output.empty()) check_output_file(target);
   const TraceMerge merged = merge_traces(arguments.folder, target);
   for (const std::string& note : merged.notes) std::cerr << note << "\n";
   std::cout << fmt::format("{}: {} of {}\n", output, counted(merged.events, "event"),

@@ -23,6 +23,8 @@ void add_train_options(CLI::App& command, TrainArguments& arguments) {
       .add_option_function<std::string>(
           "--task",
           [&arguments, set = command.get_option("--set")](const std::string& task) {
+            // Options that are read at once may be repeated.
+            if (!arguments.task.empty()) throw CLI::ArgumentMismatch::AtMost("--task", 1, 2);
             arguments.task = task;
             arguments.overrides_before_task = set->count();
           },

@@ -75,6 +75,7 @@ void check_outputs(const BuildDataset& build) {
     for (const char* suffix : {".bin", ".idx"})
       for (const std::string& input : build.input) {
         std::error_code none;
+        if (!std::filesystem::exists(prefix + suffix, none)) continue;
         require<ConfigError>(
             !std::filesystem::equivalent(prefix + suffix, input, none),
             "--output: found '{}', whose '{}{}' is an input, allowed: another prefix", build.output,

@@ -152,7 +152,10 @@ std::string behind_links(const std::string& path) {
   std::filesystem::path file = path;
   std::error_code error;
   // Links of /proc, such as that of /dev/stdout, name no file where they lead to a pipe.
-  if (std::filesystem::is_regular_file(file, error)) return std::filesystem::canonical(file, error);
+  if (std::filesystem::is_regular_file(file, error)) {
+    const std::filesystem::path real = std::filesystem::canonical(file, error);
+    return error ? path : real.string();
+  }
   if (std::filesystem::exists(file, error)) return path;
   for (int i = 0; i < kMostLinks && std::filesystem::is_symlink(file, error); ++i) {
     const std::filesystem::path target = std::filesystem::read_symlink(file, error);

@@ -87,6 +87,10 @@ class CommandLine(EndToEnd):
         again.write_bytes(first.stdout)
         self.assertEqual(self.train(again, "--print-config").stdout, first.stdout)
 
+    def test_a_task_is_named_once(self):
+        self.assert_failed(self.train(self.config, "--task", "sft", "--task", "pretrain"), 2,
+                           "--task: found twice, allowed: once")
+
     def test_the_later_of_task_and_set_wins(self):
         template = ("--set", "data.chat_template=plain", "--print-config")
         for words, task in ((("--task", "sft", "--set", "train.task=pretrain"), b"pretrain"),

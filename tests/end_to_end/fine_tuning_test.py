@@ -95,8 +95,8 @@ class FineTuning(EndToEnd):
         fields = ("train.train_iters=3", "train.eval_iters=1")
         self.train("plain", *fields)
         for name in ("a.jsonl.gz", "b.jsonl.zst"):
-            result = self.train(name[0], *fields, "train.task=pretrain",
-                                f"data.path={self.folder}/{name}", arguments=("--task", "sft"))
+            result = self.train(name[0], *fields, f"data.path={self.folder}/{name}", arguments=(
+                "--set", "train.task=pretrain", "--task", "sft"))
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertEqual(self.losses(name[0]), self.losses("plain"))
 

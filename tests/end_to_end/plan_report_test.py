@@ -47,6 +47,11 @@ class PlanReport(EndToEnd):
         self.assertEqual(result.stderr, b"")
         return json.loads(result.stdout)
 
+    def test_help_comes_before_the_place_of_a_command(self):
+        result = run(LOCKSTEP, "plan", "--help", "groups")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn(b"Usage: lockstep plan", result.stdout)
+
     def test_the_parts_are_those_of_the_other_commands(self):
         report = self.ask(TINY, *PIPELINE)
         self.assertEqual(list(report), KEYS)

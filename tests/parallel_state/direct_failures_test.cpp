@@ -75,12 +75,12 @@ TEST(DirectFailures, ATimeoutNamesTheRankThatDoesNotComeAfterALateOne) {
                         const at::Tensor tensor = at::ones({5});
                         barrier(state.world(), "begin");
                         if (state.rank() == 1) std::this_thread::sleep_for(milliseconds(1500));
-                        if (state.rank() == 2) std::this_thread::sleep_for(milliseconds(6000));
+                        if (state.rank() == 2) std::this_thread::sleep_for(milliseconds(8000));
                         Work work = all_reduce(state.world(), tensor, ReduceOp::sum, "test");
                         std::this_thread::sleep_for(milliseconds(100));  // a worker runs it
                         work.wait();
                       },
-                      {.timeout = milliseconds(2000)});
+                      {.timeout = milliseconds(4000)});
   EXPECT_NE(errors[0].find("rank 2: timed out"), std::string::npos) << errors[0];
 }
 
@@ -98,6 +98,7 @@ TEST(DirectFailures, AFailureThatThisRankPostsEndsItsWaits) {
     EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(3000));
     other.join();
   });
+  EXPECT_EQ(errors[1], "");
 }
 
 TEST(DirectFailures, OneWorkerIsEnoughWhereTheSystemHasNoMoreThreads) {

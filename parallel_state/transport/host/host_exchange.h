@@ -46,7 +46,7 @@ class HostTask : public Pending {
   std::mutex mutex_;
   std::condition_variable ended_;
   std::atomic<bool> done_ = false;
-  std::atomic<int> awaited_ = -1;  ///< the peer whose memory it waited for last
+  std::atomic<int> awaited_ = -1;  ///< the peer whose offer it waits for; -1: none
   std::exception_ptr error_;
 };
 

@@ -74,8 +74,8 @@ std::shared_ptr<Pending> HostMessenger::post(const at::Tensor& tensor, int peer,
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
   const uint64_t kind = mixed_tag(identity, static_cast<uint64_t>(bytes), 64);
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!worker_.joinable())
-    worker_ = std::thread([this] { work(); });  // may fail, so it comes first
+  // It may fail, so it comes before the offer.
+  if (bytes > 0 && !worker_.joinable()) worker_ = std::thread([this] { work(); });
   message->offer = {kind, next_[{peer, sends, kind}]++,
                     reinterpret_cast<uintptr_t>(tensor.const_data_ptr()), bytes};
   if (bytes == 0) message->end();

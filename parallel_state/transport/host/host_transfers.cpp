@@ -62,6 +62,7 @@ void HostTransfers::await_offer(Source& source) {
   if (source.offered_) return;
   const OfferBoard::Offer found = reading_->board.wait_offered(
       source.peer_, source.stage_, identity_, number_, checks(source.peer_));
+  awaited_ = -1;
   if (found.bytes != source.bytes_)
     throw PeerError("", source.peer_,
                     fmt::format(" offers {} bytes for call {} ({:016x}), expected {}", found.bytes,
