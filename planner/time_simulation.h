@@ -18,8 +18,8 @@ struct RankTime {
   int64_t num_ranks = 0;   ///< that do
   double compute_s = 0;    ///< kernels up to the last one of backward, and waits for their launch
   double optimizer_s = 0;  ///< kernels after it
-  /// Seconds that the device, or its host while the device is idle, waits for an operation in
-  /// progress, by group.
+  /// Seconds that the device waits for an operation in progress, by group; also those of its host
+  /// while the device is idle, if a kernel comes next, and of several operations for the last one.
   std::map<std::string, double> exposed_s = {};
   double bubble_s = 0;  ///< that it waits for other ranks, and for the slowest at the end
 

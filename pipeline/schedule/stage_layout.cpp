@@ -43,10 +43,11 @@ std::vector<int64_t> uneven_ranks(const LayerSplit& split) {
   const int64_t left = split.num_layers - first.value_or(0) - last.value_or(0);
   require<ConfigError>(others != 0 || left == 0,
                        "num_layers_in_first_pipeline_stage ({}) and "
-                       "num_layers_in_last_pipeline_stage ({}): found the only stages, allowed: "
-                       "num_layers ({}) in all",
+                       "num_layers_in_last_pipeline_stage ({}): found {} on the only stages, "
+                       "allowed: num_layers ({})",
                        first ? std::to_string(*first) : "unset",
-                       last ? std::to_string(*last) : "unset", split.num_layers);
+                       last ? std::to_string(*last) : "unset",
+                       counted(split.num_layers - left, "layer"), split.num_layers);
   require<ConfigError>(
       others == 0 || (others > 0 && left >= 0 && left % others == 0),
       "num_layers ({}) leaves {} for the {} beside "

@@ -132,8 +132,8 @@ TEST(StageLayout, SplitsThatDoNotComeOutAreRefusedByName) {
                        .num_layers_in_first_pipeline_stage = 1,
                        .num_layers_in_last_pipeline_stage = 2},
                       "num_layers_in_first_pipeline_stage (1) and "
-                      "num_layers_in_last_pipeline_stage (2): found the only stages, allowed: "
-                      "num_layers (6) in all"));
+                      "num_layers_in_last_pipeline_stage (2): found 3 layers on the only stages, "
+                      "allowed: num_layers (6)"));
   EXPECT_TRUE(refused({.num_layers = 4,
                        .pipeline = 2,
                        .num_layers_in_first_pipeline_stage = 2,
