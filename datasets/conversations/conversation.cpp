@@ -1,6 +1,7 @@
 #include "lockstep/datasets/conversation.h"
 
 #include <array>
+#include <utility>
 
 #include "lockstep/datasets/json_field.h"
 #include "lockstep/datasets/json_line.h"
@@ -20,6 +21,37 @@ class NoStrings : public JsonLineParser::Strings {
   void end(size_t /*key*/) override {}
 };
 
+bool is_known_key(std::string_view quoted) {
+  const auto key = Json::parse(quoted).get<std::string>();
+  return key == "messages" || key == "prompt" || key == "completion";
+}
+
+/// Puts 0 in place of the values of all other keys of a valid object, in as many bytes. Json
+/// refuses NaN, Infinity and numbers beyond fp64.
+std::string without_other_values(std::string_view line) {
+  std::string made(line);
+  size_t levels = 0, other = 0;  // other: where the value of another key begins, or 0
+  std::string_view text;
+  for (size_t at = 0; at < line.size(); ++at) {
+    const size_t begin = at;
+    const char c = line[at];
+    if (c == '"') {
+      while (line[++at] != '"')
+        if (line[at] == '\\') ++at;
+      if (levels == 1) text = line.substr(begin, at + 1 - begin);
+      continue;
+    }
+    if (levels == 1 && c == ':') other = is_known_key(text) ? 0 : at + 1;
+    if (levels == 1 && (c == ',' || c == '}') && other > 0) {
+      made.replace(other, at - other, at - other, ' ');
+      made[std::exchange(other, 0)] = '0';
+    }
+    if (c == '{' || c == '[') ++levels;
+    if (c == '}' || c == ']') --levels;
+  }
+  return made;
+}
+
 Json parse_line(std::string_view line, const std::string& place) {
   NoStrings none;
   JsonLineParser parser({}, none);
@@ -30,7 +62,7 @@ Json parse_line(std::string_view line, const std::string& place) {
                      place);
   require<FileError>(found == JsonLineParser::Line::object, "{}: {}", place, parser.problem());
   try {
-    return Json::parse(line);
+    return Json::parse(without_other_values(line));
   } catch (const Json::parse_error& error) {
     fail<FileError>("{}: invalid JSON at byte {} of the line", place, error.byte);
   } catch (const Json::exception& error) {

@@ -20,9 +20,10 @@ struct ChatMessage {
 using Conversation = std::vector<ChatMessage>;
 
 /// A line of JSON: {"messages": [{"role": "user", "content": "..."}, ...]} or {"prompt": "...",
-/// "completion": "..."}, which are a user's message and the assistant's. Other keys are allowed; if
-/// a key is repeated, the last value counts. FileError with `place`, and the path in the line: what
-/// was found and what is allowed. Needs no libtorch.
+/// "completion": "..."}, which are a user's message and the assistant's. Other keys are ignored;
+/// their values may be NaN or Infinity, but not inside `messages`. If a key is repeated, the last
+/// value counts. FileError with `place`, and the path in the line: what was found and what is
+/// allowed. Needs no libtorch.
 Conversation parse_conversation(std::string_view line, const std::string& place);
 
 }  // namespace lockstep

@@ -82,7 +82,11 @@ ConversationSet::ConversationSet(const std::vector<std::string>& paths, const st
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(config.tokenizer, "data.tokenizer");
   ConversationEncoder encoder(chat_form(config.chat_template), *tokenizer, config.tokenizer);
   Reader reader(*this, encoder, limits);
-  for (const std::string& path : paths) reader.read(path, field);
+  for (const std::string& path : paths) {
+    const int64_t first = size();
+    reader.read(path, field);
+    files_.push_back({first, size()});
+  }
   ids_.shrink_to_fit();
   learned_.shrink_to_fit();
 }
@@ -98,8 +102,9 @@ std::span<const uint8_t> ConversationSet::learned(int64_t conversation) const {
       static_cast<size_t>(length(conversation)));
 }
 
-int64_t ConversationSet::num_learned(int64_t conversations) const {
-  return std::count(learned_.begin(), learned_.begin() + num_tokens(conversations), uint8_t{1});
+int64_t ConversationSet::num_learned(const ConversationRange& range) const {
+  const auto begin = learned_.begin() + begins_[static_cast<size_t>(range.first)];
+  return std::count(begin, begin + num_tokens(range), uint8_t{1});
 }
 
 }  // namespace lockstep

@@ -10,6 +10,12 @@
 
 namespace lockstep {
 
+/// Conversations first ... last - 1 of a set.
+struct ConversationRange {
+  int64_t first = 0, last = 0;
+  int64_t size() const { return last - first; }
+};
+
 /// Conversations from JSON lines as token ids, in memory: 5 bytes per token. Conversations without
 /// a token to be learned are left out. Needs no libtorch.
 class ConversationSet {
@@ -27,6 +33,8 @@ class ConversationSet {
                   const DataConfig& config, const Limits& limits);
 
   int64_t size() const { return static_cast<int64_t>(begins_.size()) - 1; }
+  /// The conversations of each path, in the order of the paths.
+  const std::vector<ConversationRange>& files() const { return files_; }
   std::span<const uint32_t> ids(int64_t conversation) const;
   /// For each id 1 if it is to be learned, otherwise 0. The first never is: nothing comes before
   /// it.
@@ -38,11 +46,10 @@ class ConversationSet {
 
   int64_t num_cut() const { return cut_; }      ///< longer than seq_length
   int64_t num_empty() const { return empty_; }  ///< left out
-  /// Of the first `conversations` ones (0 to size()).
-  int64_t num_tokens(int64_t conversations) const {
-    return begins_[static_cast<size_t>(conversations)];
+  int64_t num_tokens(const ConversationRange& range) const {
+    return begins_[static_cast<size_t>(range.last)] - begins_[static_cast<size_t>(range.first)];
   }
-  int64_t num_learned(int64_t conversations) const;
+  int64_t num_learned(const ConversationRange& range) const;
 
  private:
   class Reader;
@@ -50,6 +57,7 @@ class ConversationSet {
   std::vector<uint32_t> ids_;
   std::vector<uint8_t> learned_;
   std::vector<int64_t> begins_ = {0};
+  std::vector<ConversationRange> files_;
   int64_t cut_ = 0, empty_ = 0;
 };
 

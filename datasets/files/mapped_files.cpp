@@ -24,7 +24,7 @@ std::array<Mapping, 64> mappings;
 
 uintptr_t address_of(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
 
-void say(std::string_view text) {
+void write_stderr(std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
     if (written <= 0) return;
@@ -40,11 +40,11 @@ void end_with_file(int signal, siginfo_t* info, void*) {
     if (begin == 0 || at < begin || at - begin >= mapping.bytes) continue;
     std::array<char, 24> digits;
     const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), at - begin).ptr;
-    say("lockstep: '");
-    say(*mapping.path.load());
-    say("' can no longer be read at byte ");
-    say({digits.data(), static_cast<size_t>(end - digits.data())});
-    say(": it was truncated while it was read, or its disk has failed\n");
+    write_stderr("lockstep: '");
+    write_stderr(*mapping.path.load());
+    write_stderr("' can no longer be read at byte ");
+    write_stderr({digits.data(), static_cast<size_t>(end - digits.data())});
+    write_stderr(": it was truncated while it was read, or its disk has failed\n");
     ::_exit(1);
   }
   std::signal(signal, SIG_DFL);  // the access is tried again

@@ -200,10 +200,36 @@ class PatternParser {
     return start;
   }
 
+  /// The rest of the group that has begun, without inner groups' brackets and without repetitions
+  /// like {1}: Oniguruma also joins letters across these.
+  std::string inside_group() const {
+    std::string inside;
+    int open = 0;
+    bool in_class = false;
+    for (size_t i = at_; i < pattern_.size(); ++i) {
+      const char c = pattern_[i];
+      if (c == '\\') {
+        inside += pattern_.substr(i++, 2);
+      } else if (in_class || c == '[') {
+        in_class = c != ']';
+        inside += c;
+      } else if (c == '(') {
+        ++open;
+        if (pattern_.substr(i + 1).starts_with("?:")) i += 2;
+      } else if (c == ')') {
+        if (open-- == 0) break;
+      } else if (c == '{') {
+        i = std::min(pattern_.find('}', i), pattern_.size());
+      } else {
+        inside += c;
+      }
+    }
+    return inside;
+  }
+
   void begin_any_case() {
     any_case_ = true;
-    std::string inside(
-        pattern_.substr(at_, std::min(pattern_.find(')', at_), pattern_.size()) - at_));
+    std::string inside = inside_group();
     for (char& c : inside)
       if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
     for (const std::string_view pair : kJoinedLetters)

@@ -34,7 +34,8 @@ struct SplitPattern {
 /// Reads a regular expression in Oniguruma's notation: alternatives, groups (also (?:...) and, of
 /// ASCII letters, (?i:...)), characters, \r \n \t \s \S, \p{} and \P{} of the names that
 /// category_set() takes, classes in brackets, ? * + {n} {n,} {n,m}, and (?!X) where X is one of
-/// these characters or classes.
+/// these characters or classes. In (?i:...), letters that together equal one other character, such
+/// as ss, must not be adjacent.
 /// FileError, beginning with `place`, for anything else, with its byte position.
 SplitPattern parse_split_pattern(std::string_view pattern, const std::string& place);
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <utility>
 
 #include "lockstep/core/check.h"
@@ -16,21 +15,46 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
-struct FreeBytes {
-  void operator()(utf8proc_uint8_t* bytes) const { std::free(bytes); }
-};
+constexpr auto kComposed = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+
+void check_size(utf8proc_ssize_t size, std::string_view text) {
+  require<UsageError>(size >= 0, "a text of {} bytes cannot be normalized: {}", text.size(),
+                      utf8proc_errmsg(size));
+}
+
+/// Decomposes a whole text, with the marks of each run in the order of their classes.
+/// utf8proc_map() gives the same, but in a time that is quadratic in the length of a run.
+std::vector<utf8proc_int32_t> decompose(std::string_view text) {
+  std::vector<utf8proc_int32_t> points;
+  std::array<utf8proc_int32_t, 32> parts;
+  for (size_t place = 0; place < text.size();) {
+    const Utf8Character next = utf8_character(text, place);
+    int boundary = 0;
+    const auto count = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(next.point),
+                                               parts.data(), parts.size(), kComposed, &boundary);
+    check_size(count, text);
+    points.insert(points.end(), parts.begin(), parts.begin() + count);
+    place += next.bytes;
+  }
+  const auto class_of = [](auto point) { return utf8proc_get_property(point)->combining_class; };
+  const auto is_mark = [&](auto point) { return class_of(point) != 0; };
+  const auto end = points.end();
+  for (auto mark = std::find_if(points.begin(), end, is_mark); mark != end;) {
+    const auto run_end = std::find_if_not(mark, end, is_mark);
+    std::stable_sort(mark, run_end, [&](auto a, auto b) { return class_of(a) < class_of(b); });
+    mark = std::find_if(run_end, end, is_mark);
+  }
+  return points;
+}
 
 /// Composes a whole text.
 std::string compose(std::string_view text) {
-  utf8proc_uint8_t* made = nullptr;
-  const auto size =
-      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-                   static_cast<utf8proc_ssize_t>(text.size()), &made,
-                   static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
-  const std::unique_ptr<utf8proc_uint8_t, FreeBytes> owner(made);
-  require<UsageError>(size >= 0, "a text of {} bytes cannot be normalized: {}", text.size(),
-                      utf8proc_errmsg(size));
-  return {reinterpret_cast<const char*>(made), static_cast<size_t>(size)};
+  std::vector<utf8proc_int32_t> points = decompose(text);
+  const auto length = static_cast<utf8proc_ssize_t>(points.size());
+  points.push_back(0);  // the bytes replace the points, and a 0 follows them
+  const auto size = utf8proc_reencode(points.data(), length, kComposed);
+  check_size(size, text);
+  return {reinterpret_cast<const char*>(points.data()), static_cast<size_t>(size)};
 }
 
 /// How a character takes part in composition.

@@ -58,7 +58,8 @@ struct HuggingFaceTokenizerFile {
 /// Split (Isolated, or Removed with invert), Digits, Metaspace and their Sequence; the decoders
 /// ByteLevel, Metaspace, Replace, ByteFallback, Fuse, Strip and their Sequence; the post-processors
 /// ByteLevel, TemplateProcessing and the like, which add tokens only on request; added tokens that
-/// need not be single words. Truncation and padding are ignored.
+/// need not be single words, with the ids that PyPI's tokenizers 0.23.3 gives them, and each
+/// content once or in equal entries. Truncation and padding are ignored.
 /// FileError, with the path and the field's path in the file, for anything else and for damage.
 HuggingFaceTokenizerFile parse_hugging_face_tokenizer(
     std::string_view text, const std::string& path,

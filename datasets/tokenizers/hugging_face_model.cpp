@@ -1,6 +1,5 @@
 #include "lockstep/datasets/hugging_face_model.h"
 
-#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -134,6 +133,22 @@ void expect_plain_bpe(const JsonField& model) {
   model["end_of_word_suffix"].expect_null_or("");
 }
 
+/// Names a token unless model.vocab has it. The ids are those that PyPI's tokenizers 0.23.3 gives,
+/// whatever the file says: a new token's is the number of tokens so far, even if model.vocab has
+/// gaps.
+uint32_t read_added_id(const JsonField& entry, const std::string& content, TokenNames& tokens) {
+  const auto known = tokens.ids.find(content);
+  const bool is_new = known == tokens.ids.end();
+  const uint32_t id = is_new ? static_cast<uint32_t>(tokens.ids.size()) : known->second;
+  if (entry["id"].json() != id) entry["id"].refuse(fmt::format("{}", id));
+  if (!is_new) return id;
+  if (id >= tokens.names.size()) tokens.names.resize(id + 1);
+  if (!tokens.names[id].empty()) entry["id"].refuse("an id that no other token has");
+  tokens.names[id] = content;
+  tokens.ids.emplace(content, id);
+  return id;
+}
+
 }  // namespace
 
 TokenNames read_model(const JsonField& model, bool by_bytes, HuggingFaceTokenizerFile& file) {
@@ -167,27 +182,21 @@ TokenNames read_model(const JsonField& model, bool by_bytes, HuggingFaceTokenize
 void read_added_tokens(const JsonField& added, TokenNames& tokens, HuggingFaceTokenizerFile& file) {
   // Special tokens come before others of the same normalized content.
   std::vector<AddedToken> in_text[2], in_normalized[2];
+  std::unordered_map<std::string, size_t> places;
   const size_t size = added.is_null() ? 0 : added.size();
-  const auto model_size = static_cast<uint32_t>(tokens.ids.size());
-  std::optional<uint32_t> last;
   for (size_t i = 0; i < size; ++i) {
     const JsonField entry = added.at(i);
     const std::string content = entry["content"].text();
     if (content.empty() || content.size() > kLongestAdded)
       entry["content"].refuse(fmt::format("1 to {} bytes", kLongestAdded));
     if (entry["single_word"].flag()) entry["single_word"].refuse("false");
-    const uint32_t next = last && *last >= model_size ? *last + 1 : model_size;
-    const auto known = tokens.ids.find(content);
-    const uint32_t id = known == tokens.ids.end() ? next : known->second;
-    // PyPI's tokenizers gives tokens these ids, whatever the file says.
-    if (entry["id"].json() != id) entry["id"].refuse(fmt::format("{}", id));
-    last = std::max(last.value_or(0), id);
-    if (known == tokens.ids.end()) {
-      if (id >= tokens.names.size()) tokens.names.resize(id + 1);
-      if (!tokens.names[id].empty()) entry["id"].refuse("an id that no other token has");
-      tokens.names[id] = content;
-      tokens.ids.emplace(content, id);
+    const auto [first, is_first] = places.emplace(content, i);
+    if (!is_first) {
+      if (entry.json() == added.at(first->second).json()) continue;
+      entry["content"].refuse(
+          fmt::format("a content that added_tokens[{}] lacks, or an equal entry", first->second));
     }
+    const uint32_t id = read_added_id(entry, content, tokens);
     const size_t kind = entry["special"].flag() ? 0 : 1;
     AddedToken token{id, content, entry["lstrip"].flag(), entry["rstrip"].flag()};
     if (!entry["normalized"].flag()) {

@@ -107,6 +107,11 @@ class ConversationSourceTest : public ::testing::Test {
     return open_conversations(parse_config("", "test", all).data, 257, kLength, seed);
   }
 
+  std::string both_files() const {
+    return fmt::format("data.path=[{}/a.jsonl, {}/b.jsonl]", folder_.path().string(),
+                       folder_.path().string());
+  }
+
   static std::pair<Ids, SampleMarks> sample_of(SampleSource& source, int64_t sample) {
     Ids ids(kLength + 1);
     source.read(sample, ids);
@@ -185,6 +190,34 @@ TEST_F(ConversationSourceTest, ValidationIsOneEpoch) {
       << apart.notes[1];
 }
 
+TEST_F(ConversationSourceTest, EachFileIsSplit) {
+  folder_.write("a.jsonl", lines(30));
+  folder_.write("b.jsonl", lines(10, 'v'));
+  const SampleSources sources = open({both_files(), "data.split=80,10,10"});
+  const auto prompts_of = [](SampleSource& source, int64_t samples) {
+    std::set<std::string> prompts;
+    for (int64_t sample = 0; sample < samples; ++sample) {
+      const auto [ids, marks] = sample_of(source, sample);
+      auto begin = ids.begin();
+      for (const int64_t length : marks.documents) {
+        const std::string text(begin, begin + length);
+        begin += length;
+        if (text.find(':') != text.npos) prompts.insert(text.substr(0, text.find(':')));
+      }
+    }
+    return prompts;
+  };
+  std::set<std::string> expected;
+  for (int i = 0; i < 24; ++i) expected.insert(fmt::format("q{}", i));
+  for (int i = 0; i < 8; ++i) expected.insert(fmt::format("v{}", i));
+  auto& training = dynamic_cast<ConversationSource&>(*sources.training);
+  EXPECT_EQ(prompts_of(training, training.samples_per_epoch()), expected);
+  EXPECT_EQ(prompts_of(*sources.validation, sources.validation->size()),
+            (std::set<std::string>{"q24", "q25", "q26", "v8"}));
+  ASSERT_EQ(sources.notes.size(), 1U);
+  EXPECT_TRUE(sources.notes[0].starts_with("data.path: 36 conversations in ")) << sources.notes[0];
+}
+
 TEST_F(ConversationSourceTest, TheFirstEvaluatedSamplesAreNotThoseOfTheLongestConversations) {
   // Conversations of 17 to 32 tokens, so each fills a sample of 32 by itself.
   std::string text;
@@ -241,6 +274,9 @@ TEST_F(ConversationSourceTest, TellsOfTheConversationsThatAreRead) {
             std::vector<std::string>{
                 "data.path: 4 conversations in 2 samples of 32 tokens, 50.0 % filled, 37.5 % with "
                 "loss"});
+  folder_.write("a.jsonl", same(4));
+  folder_.write("b.jsonl", same(4));
+  EXPECT_EQ(open({both_files(), "data.split=50,0,50"}).notes, notes);
 }
 
 TEST_F(ConversationSourceTest, NothingToTrainOnIsAnError) {

@@ -31,11 +31,27 @@ TEST(ConversationTest, MessagesOfALine) {
             (Conversation{{kUser, "2 + 2 = "}, {kAssistant, "4"}}));
 }
 
+TEST(ConversationTest, OtherKeysMayHoldWhatPythonWrites) {
+  const Conversation expected = {{kUser, "a"}, {kAssistant, "b,}"}};
+  for (const char* line :
+       {R"({"score": NaN, "prompt": "a", "completion": "b,}"})",
+        R"({"prompt": "a", "least": -Infinity, "completion": "b,}", "n": 1e999})",
+        R"({ "x\"" : [{"messages": [NaN, "\"]"]}, Infinity] ,"prompt":"a","completion" :"b,}"})",
+        R"({"\u0070rompt": "a", "text": "NaN", "completion": "b,}", "meta": {"prompt": NaN}})",
+        R"({"prompt": "a", "completion": "no", "x": "completion", "completion": "b,}", "y": -1E4})",
+        R"({"l":[],"o":{},"messages":[{"role":"user","content":"a"},)"
+        R"({"role":"assistant","content":"b,}","weight":1}],"z":NaN})"})
+    EXPECT_EQ(parse_conversation(line, "p"), expected) << line;
+}
+
 TEST(ConversationTest, WhatIsBadIsNamed) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"[]", "p: byte 0: found '[', allowed"},
       {R"({"messages": [}]})", "p: byte 14: found '}', allowed"},
       {R"({"messages": NaN})", "p: invalid JSON at byte"},
+      {R"({"x": [NaN], "messages": [{"role": "user", "content": "x", "n": NaN}]})",
+       "p: invalid JSON at byte 65 of the line"},
+      {R"({"prompt": 1e999, "completion": "x"})", "p: invalid JSON: number overflow"},
       {R"({"messages": []})", "p: messages: found [], allowed: one message or more"},
       {R"({"messages": {}})", "p: messages: found {}, allowed"},
       {R"({"messages": ["x"]})", "p: messages[0]: found \"x\", allowed: an object with role"},
@@ -173,14 +189,18 @@ TEST_F(ConversationSetTest, ReadsFilesInTheirOrder) {
   const auto set = read({write(std::string("\n ") + kGood + "\n\r\n" + kGood),
                          write(R"({"prompt": "", "completion": "xyz"})", "b.jsonl")});
   ASSERT_EQ(set.size(), 3);
-  EXPECT_EQ(set.num_tokens(3), 12);
-  EXPECT_EQ(set.num_tokens(1), 4);
+  EXPECT_EQ(set.num_tokens({0, 3}), 12);
+  EXPECT_EQ(set.num_tokens({1, 2}), 4);
   EXPECT_EQ(Ids(set.ids(2).begin(), set.ids(2).end()), (Ids{'x', 'y', 'z', 256}));
   // Nothing before the first token predicts it.
   EXPECT_EQ(Ids(set.learned(2).begin(), set.learned(2).end()), (Ids{0, 1, 1, 1}));
-  EXPECT_EQ(set.num_learned(3), 2 + 2 + 3);
-  EXPECT_EQ(set.num_learned(2), 2 + 2);
-  EXPECT_EQ(set.num_learned(0), 0);
+  EXPECT_EQ(set.num_learned({0, 3}), 2 + 2 + 3);
+  EXPECT_EQ(set.num_learned({1, 3}), 2 + 3);
+  EXPECT_EQ(set.num_learned({3, 3}), 0);
+  ASSERT_EQ(set.files().size(), 2U);
+  EXPECT_EQ(set.files()[0].size(), 2);
+  EXPECT_EQ(set.files()[1].first, 2);
+  EXPECT_EQ(set.files()[1].last, 3);
 }
 
 TEST_F(ConversationSetTest, CutsAndCounts) {

@@ -148,6 +148,31 @@ TEST_F(DamagedTokenizer, AddedTokensAreNamed) {
       refused("/added_tokens/2/single_word", true, "single_word: found true, allowed: fal"));
   EXPECT_TRUE(
       refused("/added_tokens", {{"a", 1}}, "'T': added_tokens: found {\"a\":1}, allowed: an"));
+  good_["added_tokens"].push_back(good_["added_tokens"][1]);
+  EXPECT_EQ(hf_tokenizer(good_).encode("a <mask>").size(), 2U);
+  EXPECT_TRUE(refused("/added_tokens/3/lstrip", false,
+                      "'T': added_tokens[3].content: found \"<mask>\", allowed: a content that "
+                      "added_tokens[1] lacks, or an equal entry"));
+}
+
+HfJson with_added_tokens(const HfJson& vocab, const std::vector<std::pair<int, HfJson>>& added) {
+  HfJson json = {{"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", HfJson::array()}}}};
+  for (const auto& [id, content] : added) {
+    json["added_tokens"].push_back(fuzz::sentence_sample()["added_tokens"][0]);
+    json["added_tokens"].back().update({{"id", id}, {"content", content}});
+  }
+  return json;
+}
+
+/// The ids match PyPI's tokenizers 0.23.3.
+TEST(HuggingFaceTokenizer, AddedTokensFillTheGapsOfTheVocabulary) {
+  const HfJson vocab = {{"a", 0}, {"b", 1}, {"</s>", 5}};
+  EXPECT_TRUE(hf_refused(with_added_tokens(vocab, {{5, "</s>"}, {6, "<x>"}}),
+                         "'T': added_tokens[1].id: found 6, allowed: 3"));
+  HfJson json = with_added_tokens(vocab, {{3, "<x>"}, {5, "</s>"}, {4, "<y>"}});
+  EXPECT_EQ(hf_tokenizer(json).encode("<y>a<x></s>"), (std::vector<int64_t>{4, 0, 3, 5}));
+  json = with_added_tokens(vocab, {{3, "<x>"}, {4, "<y>"}, {5, "<z>"}});
+  EXPECT_TRUE(hf_refused(json, "added_tokens[2].id: found 5, allowed: an id that no other token"));
 }
 
 TEST(HuggingFaceTokenizer, DamagedFilesAreNamed) {

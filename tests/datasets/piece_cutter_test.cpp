@@ -4,6 +4,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/datasets/apart_cutter.h"
+#include "lockstep/datasets/text_normalizer.h"
 #include "lockstep/datasets/utf8.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -97,10 +98,19 @@ TEST(SplitPattern, OthersAreRefusedByName) {
   EXPECT_TRUE(refused("(?:a{100}){100}", "too many steps"));
   EXPECT_TRUE(refused("a{3,2}", "a repetition that ends wrongly"));
   EXPECT_TRUE(refused("(?i:ss)", "'ss' in any case"));
+  EXPECT_TRUE(refused("(?i:(?:a|b)ss)", "'ss' in any case"));
+  EXPECT_TRUE(refused("(?i:\\)x|[)]y|(x)Ss)", "'ss' in any case"));
   EXPECT_TRUE(refused("(?i:é)", "beyond ASCII in any case"));
   EXPECT_TRUE(refused("a*", "place: found a pattern that matches the empty text"));
   EXPECT_TRUE(refused("a\xFF", "bytes that are not UTF-8"));
   EXPECT_TRUE(refused("(?:a|b)*a(?:a|b){12}", "more than 512 states"));
+}
+
+/// PyPI's tokenizers 0.23.3 cuts the one character by each of the refused patterns.
+TEST(SplitPattern, LettersInAnyCaseAreJoinedAcrossInnerGroups) {
+  for (const char* pattern : {"(?i:s(?:s))", "(?i:(?:s)s)", "(?i:s{1}s)"})
+    EXPECT_TRUE(throws_with<FileError>([&] { cutter_of(pattern); }, "'ss' in any case")) << pattern;
+  EXPECT_EQ(pieces_of("(?i:(?:a|s)[s]|s{2})ss", "SSss ASss"), (Pieces{"SSss", "[ ]", "ASss"}));
 }
 
 TEST(ApartCutter, CutsWhereNoTokenJoins) {
@@ -121,6 +131,28 @@ TEST(ApartCutter, JoinsOverCharactersThatVanish) {
   EXPECT_EQ(first("bxa", true), 2U);
   EXPECT_EQ(first("ax", false), 0U);
   EXPECT_EQ(first("xx", true), 2U);
+}
+
+/// The results are those of Python's unicodedata.
+TEST(TextNormalizer, MarksAreOrderedByTheirClasses) {
+  const std::vector<NormalizerStep> steps = {ComposeCharacters{}};
+  for (const auto& [text, expected] : std::vector<std::pair<std::string, std::string>>{
+           {"a\u0301\u0323\u0327\u0308", "\u1ea1\u0327\u0301\u0308"},
+           {"x\u0344\u0323\u0f71\u0f73\u0301\u0341\u0327",
+            "\u1e8d\u0f71\u0f71\u0f72\u0327\u0323\u0301\u0301\u0301"},
+           {"\u1e69\u0327\u0301", "\u015f\u0323\u0307\u0301"},
+           {"\uac00\u11a8\u0301\u0323", "\uac01\u0323\u0301"},
+           {"\u0f73\u0f72\u0f71\u0f80", "\u0f71\u0f71\u0f72\u0f72\u0f80"}})
+    EXPECT_EQ(normalize(steps, text), expected) << text;
+  // A time that is quadratic in the length would be minutes.
+  constexpr size_t kRun = 300000;
+  std::string text = "x", first, then;
+  for (size_t i = 0; i < kRun; ++i) {
+    text += "\u0301\u0323";
+    first += "\u0323";
+    then += "\u0301";
+  }
+  EXPECT_TRUE(normalize(steps, text) == "x" + first + then);
 }
 
 TEST(Utf8, MalformedBytesAreTakenAsPythonDoes) {

@@ -22,10 +22,10 @@ bool is_message(const Json& json) {
   return role == "system" || role == "user" || role == "assistant";
 }
 
-/// Whether a line may be accepted, as nlohmann reads it.
+/// Whether a line may be accepted, as nlohmann reads it. It refuses NaN, which other keys may hold.
 bool is_conversation(std::string_view line) {
   const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return false;
+  if (!json.is_object()) return json.is_discarded();
   if (!json.contains("messages")) return is_text(json, "prompt") && is_text(json, "completion");
   if (json.contains("prompt") || json.contains("completion")) return false;
   const Json& messages = json["messages"];
