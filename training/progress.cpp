@@ -20,7 +20,7 @@ std::string decoupled_rate(const IterationMetrics& metrics) {
   return rate ? fmt::format(" (embeddings {:.3e})", *rate) : "";
 }
 
-const char* told_of_skip(const IterationMetrics& metrics) {
+const char* skip_text(const IterationMetrics& metrics) {
   if (!metrics.skipped) return "";
   switch (reason_of_skip(metrics)) {
     case SkipReason::not_finite:
@@ -46,7 +46,7 @@ std::string progress_line(const IterationMetrics& metrics, const ProgressStatus&
       fmt::format("lr {:.3e}{}", metrics.learning_rate, decoupled_rate(metrics)),
       with_unit(metrics.tokens_per_second) + " tokens/s",
       fmt::format("{} MiB", status.memory_bytes >> 20),
-      format_duration(status.seconds_left) + " left" + told_of_skip(metrics)};
+      format_duration(status.seconds_left) + " left" + skip_text(metrics)};
   const auto line = [&] { return fmt::format("{}", fmt::join(parts, " | ")); };
   for (const ptrdiff_t dispensable : {5, 3, 2, 2})  // places after the removals before
     if (line().size() > columns) parts.erase(parts.begin() + dispensable);

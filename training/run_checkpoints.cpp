@@ -1,7 +1,5 @@
 #include "lockstep/training/run_checkpoints.h"
 
-#include <algorithm>
-#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -9,9 +7,9 @@
 #include "lockstep/checkpoint/copy_loader.h"
 #include "lockstep/checkpoint/shared_checkpoint.h"
 #include "lockstep/core/check.h"
-#include "lockstep/core/config_io.h"
 #include "lockstep/core/config_rules.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/training/same_model.h"
 
 namespace lockstep {
 namespace {
@@ -27,13 +25,18 @@ struct OfJob {
   std::vector<std::string> problems;  ///< why newer ones are left out
 };
 
-/// The newest complete checkpoint that a job has saved. One that cannot be read is left out: the
-/// run has nobody to ask.
-OfJob newest_of_job(const std::string& folder, const std::string& job_id) {
+/// The newest complete checkpoint that a job has saved and that is not yet in `seen`; adds what it
+/// looks at. One whose manifest or configuration cannot be read is left out: the run has nobody to
+/// ask.
+OfJob newest_of_job(const std::string& folder, const std::string& job_id,
+                    std::set<std::string>& seen) {
   OfJob found;
   for (const std::string& path : complete_checkpoints(folder)) {
+    if (!seen.insert(path).second) continue;
     try {
-      if (CheckpointReader(path).manifest().job_id != job_id) continue;
+      CheckpointReader checkpoint(path);
+      if (checkpoint.manifest().job_id != job_id) continue;
+      (void)checkpoint.config();
       found.path = path;
       break;
     } catch (const FileError& error) {
@@ -44,9 +47,10 @@ OfJob newest_of_job(const std::string& folder, const std::string& job_id) {
 }
 
 /// The same if the launcher has restarted the job; otherwise empty.
-OfJob newest_after_restart(const std::string& folder, const JobStart& start) {
+OfJob newest_after_restart(const std::string& folder, const JobStart& start,
+                           std::set<std::string>& seen) {
   const bool looks = !start.job_id.empty() && start.restarts > 0 && !folder.empty();
-  return looks ? newest_of_job(folder, start.job_id) : OfJob();
+  return looks ? newest_of_job(folder, start.job_id, seen) : OfJob();
 }
 
 /// The end of the note below if a value of the field that both runs use would keep the batch; empty
@@ -117,74 +121,6 @@ std::unique_ptr<FolderLock> lock_folder(const std::string& folder, const std::st
   return lock;
 }
 
-/// Fields that change what weights of the same shapes compute.
-constexpr const char* kSameInBoth[] = {"model.num_attention_heads",
-                                       "model.num_query_groups",
-                                       "model.kv_channels",
-                                       "model.normalization",
-                                       "model.layernorm_epsilon",
-                                       "model.position_embedding_type",
-                                       "model.rotary_base",
-                                       "model.rotary_percent",
-                                       "model.rope_scaling_type",
-                                       "model.rope_scaling_factor",
-                                       "model.rope_low_freq_factor",
-                                       "model.rope_high_freq_factor",
-                                       "model.rope_original_max_position_embeddings",
-                                       "model.rope_beta_fast",
-                                       "model.rope_beta_slow",
-                                       "model.rope_mscale",
-                                       "model.rope_mscale_all_dim",
-                                       "model.qk_head_dim",
-                                       "model.qk_pos_emb_head_dim",
-                                       "model.v_head_dim",
-                                       "model.window_size",
-                                       "model.activation",
-                                       "model.moe_router_topk",
-                                       "model.moe_router_score_function",
-                                       "model.moe_router_pre_softmax",
-                                       "model.moe_router_num_groups",
-                                       "model.moe_router_group_topk",
-                                       "model.moe_router_topk_scaling_factor",
-                                       "lora.alpha"};
-
-/// Fields that change the shapes of the weights.
-constexpr const char* kSameShapes[] = {"model.num_layers",
-                                       "model.hidden_size",
-                                       "model.ffn_hidden_size",
-                                       "model.num_experts",
-                                       "model.multi_latent_attention",
-                                       "model.kv_lora_rank",
-                                       "lora.rank",
-                                       "lora.target_modules"};
-
-template <size_t N>
-bool is_one_of(const char* const (&paths)[N], const std::string& path) {
-  return std::find(std::begin(paths), std::end(paths), path) != std::end(paths);
-}
-
-/// `starts_adapters`: see Trainer.
-void check_same_model(CheckpointReader& checkpoint, const Config& config, bool starts_adapters) {
-  const Config of_checkpoint = checkpoint.config();
-  Config mine = config;
-  if (starts_adapters) mine.lora = of_checkpoint.lora;
-  // Earlier versions saved settings of experts with models that have none.
-  const bool dense = !of_checkpoint.model.num_experts && !mine.model.num_experts;
-  const auto is_unread = [dense](const std::string& path) {
-    return dense && path.starts_with("model.moe_");
-  };
-  const std::vector<ConfigValue> saved = config_values(of_checkpoint);
-  const std::vector<ConfigValue> found = config_values(mine);
-  for (size_t i = 0; i < found.size(); ++i) {
-    if (found[i] == saved[i] || is_unread(found[i].path)) continue;
-    const bool shapes = is_one_of(kSameShapes, found[i].path);
-    require<ConfigError>(!shapes && !is_one_of(kSameInBoth, found[i].path),
-                         "{}: found {}, allowed: {}, as in the run that saved '{}'{}",
-                         found[i].path, found[i].value, saved[i].value, checkpoint.path(),
-                         shapes ? "" : ", or another one with checkpoint.finetune = true");
-  }
-}
-
 /// Ignores errors: the next save tries again and reports what it cannot remove.
 void remove_what_earlier_runs_left(const std::string& folder) {
   try {
@@ -197,7 +133,8 @@ void remove_what_earlier_runs_left(const std::string& folder) {
 
 std::string checkpoint_to_resume_from(const CheckpointConfig& config, const std::string& folder,
                                       const JobStart& start) {
-  const std::string of_job = newest_after_restart(folder, start).path;
+  std::set<std::string> seen;
+  const std::string of_job = newest_after_restart(folder, start, seen).path;
   if (!of_job.empty() || !config.load || config.finetune || !has_checkpoint(*config.load))
     return of_job;
   return find_checkpoint(*config.load);
@@ -213,7 +150,7 @@ RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folde
       copies_(config.in_memory_replicas > 0 ? copies : nullptr) {
   if (copies_) begin_copies();
   require<ConfigError>(!folder_.empty() || !config.save_interval,
-                       "checkpoint.save_interval: found {}, allowed with: checkpoint.save or "
+                       "checkpoint.save_interval: found {}, which needs checkpoint.save or "
                        "--output, which say where to save",
                        config.save_interval.value_or(0));
   if (folder_.empty()) return;
@@ -251,8 +188,6 @@ std::string RunCheckpoints::note_loaded(const std::string& path, const std::stri
     if (loaded_whole_) {
       add_note(change_of_batch(checkpoint, trainer));
       add_note(change_of_decay(checkpoint, trainer));
-    } else {
-      spare_origin(checkpoint);
     }
     add_note(doubt_about_newest(folder));
   } catch (const FileError&) {  // of what was read a moment ago
@@ -260,18 +195,27 @@ std::string RunCheckpoints::note_loaded(const std::string& path, const std::stri
   return path;
 }
 
+std::vector<std::string> RunCheckpoints::find_next_of_job(Found& found) const {
+  const OfJob mine =
+      state_.rank() == 0 ? newest_after_restart(folder_, start_, found.seen) : OfJob();
+  found.of_job = all_gather_texts(state_.world(), mine.path, "checkpoint of the job").front();
+  return mine.problems;
+}
+
+void RunCheckpoints::note_left_out(const std::vector<std::string>& problems, bool resumes_older) {
+  for (const std::string& problem : problems)
+    add_note(problem + (resumes_older ? "; the run resumes from an older checkpoint"
+                                      : "; the run does not resume from it"));
+}
+
 RunCheckpoints::Found RunCheckpoints::look() {
   Found found;
   const bool looks_on_disk = !start_.job_id.empty() && !folder_.empty();
   if (looks_on_disk || copies_) {  // whatever the count, which hosts may know differently
-    const OfJob mine = state_.rank() == 0 ? newest_after_restart(folder_, start_) : OfJob();
-    found.of_job = all_gather_texts(state_.world(), mine.path, "checkpoint of the job").front();
+    const std::vector<std::string> problems = find_next_of_job(found);
     const bool keeps_memory = start_.restarts > start_.requeues;  // a requeue does not
     if (copies_ && keeps_memory) found.copy = look_for_copy(found.of_job);
-    const bool resumes_older = !found.copy && !found.of_job.empty();
-    for (const std::string& problem : mine.problems)
-      add_note(problem + (resumes_older ? "; the run resumes from an older checkpoint"
-                                        : "; the run does not resume from it"));
+    note_left_out(problems, !found.copy && !found.of_job.empty());
   }
   if (!found.copy && found.of_job.empty() && config_.load)
     found.named = agree_on_checkpoint(*config_.load, state_);
@@ -283,19 +227,41 @@ bool RunCheckpoints::will_load() {
   return found_->copy || !found_->of_job.empty() || !found_->named.empty();
 }
 
-std::optional<std::string> RunCheckpoints::load_after_restart(Trainer& trainer,
-                                                              const Found& found) {
-  const std::string& path = found.of_job;
+/// All ranks see each failure, so all go on to the same checkpoint, which replaces whatever the one
+/// before has left in the state.
+bool RunCheckpoints::load_of_job(Trainer& trainer, Found& found) {
+  const std::string path = found.of_job;
+  try {
+    require<FileError>(load_from(path, trainer, /*finetune=*/false),
+                       "'{}' was removed while the job resumed from it", path);
+    return true;
+  } catch (const FileError& error) {
+    std::vector<std::string> problems = find_next_of_job(found);
+    if (found.of_job.empty()) throw;
+    problems.insert(problems.begin(), std::string(error.what()));
+    note_left_out(problems, /*resumes_older=*/true);
+    return false;
+  }
+}
+
+std::optional<std::string> RunCheckpoints::load_after_restart(Trainer& trainer, Found found) {
   if (found.copy && load_copy(trainer, found)) return kInMemory;
-  if (path.empty()) return {};
-  require<FileError>(load_from(path, trainer, /*finetune=*/false),
-                     "'{}' was removed while the job resumed from it", path);
-  return note_loaded(path, folder_, trainer);
+  while (!found.of_job.empty()) {
+    const std::string path = found.of_job;
+    if (load_of_job(trainer, found)) return note_loaded(path, folder_, trainer);
+  }
+  return {};
 }
 
 std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
   const Found found = found_ ? *std::exchange(found_, {}) : look();
-  if (auto resumed = load_after_restart(trainer, found)) return resumed;
+  std::optional<std::string> loaded = load_after_restart(trainer, found);
+  if (!loaded) loaded = load_named(trainer, found);
+  find_origin(trainer);
+  return loaded;
+}
+
+std::optional<std::string> RunCheckpoints::load_named(Trainer& trainer, const Found& found) {
   if (!config_.load) return {};
   std::string path = found.named;
   if (path.empty()) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "lockstep/checkpoint/checkpoint_saver.h"
 #include "lockstep/checkpoint/folder_lock.h"
@@ -46,12 +47,13 @@ class RunCheckpoints {
   /// new copy is made at once, and kInMemory is returned. If not, note() says why.
   ///
   /// If the launcher has restarted the job and `folder` has complete checkpoints of the job, the
-  /// run resumes from the newest of these, whatever the configuration says. Otherwise it loads what
-  /// checkpoint.load names. Returns the checkpoint's path, or nothing if there is none to load.
-  /// Rank 0 decides which is the newest; if that one is removed while it is read, a later one is
-  /// taken. FileError: there is none and checkpoint.load_if_present is not set; other ranks find
-  /// none, or another one, under its path; it is damaged or of another model; it has no state of
-  /// the optimizer and checkpoint.finetune is not set. From a checkpoint without adapters, a run
+  /// run resumes from the newest of these that all ranks can read, whatever the configuration says;
+  /// note() names newer ones. Otherwise it loads what checkpoint.load names. Returns the
+  /// checkpoint's path, or nothing if there is none to load. Rank 0 decides which is the newest; if
+  /// the one of checkpoint.load is removed while it is read, a later one is taken. FileError: there
+  /// is none and checkpoint.load_if_present is not set; other ranks find none, or another one,
+  /// under its path; it, or the last of the job's, is damaged or of another model; it has no state
+  /// of the optimizer and checkpoint.finetune is not set. From a checkpoint without adapters, a run
   /// with lora.rank loads only the weights, as with checkpoint.finetune. ConfigError without
   /// checkpoint.finetune: a field of `model` that differs from the saved one and changes what the
   /// weights mean, such as the number of heads.
@@ -61,10 +63,11 @@ class RunCheckpoints {
   /// about load(), such as a batch that differs from that of the checkpoint that the run continues.
   const std::string& note() const { return note_; }
 
-  /// Goes back to the checkpoint that this run saved last, else to the one that it resumed from.
-  /// Returns its path; empty if there is none. Waits for a save in progress; if that fails, the one
-  /// before counts. To learn of the failure, call finish() first. Collective. FileError as for
-  /// load(). Copies in memory are of the state that the run abandons, so they are dropped.
+  /// Goes back to the checkpoint that this run saved last, else to the one that it resumed from,
+  /// not to one of which it took only the weights. Returns its path; empty if there is none. Waits
+  /// for a save in progress; if that fails, the one before counts. To learn of the failure, call
+  /// finish() first. Collective. FileError as for load(). Copies in memory are of the state that
+  /// the run abandons, so they are dropped.
   std::string go_back(Trainer& trainer);
 
   /// Whether an interval asks for a save or a copy after that iteration.
@@ -81,8 +84,9 @@ class RunCheckpoints {
   std::string finish();
 
   /// For a run that diverged: "the last checkpoint from before is '...'", that of
-  /// Trainer::last_good_iteration() or before; empty if this run has none. If the loss scale is in
-  /// doubt, also the checkpoint before that one, in case the weights are at fault. For rank 0.
+  /// Trainer::last_good_iteration() or before, else the one whose weights it started with; empty if
+  /// this run has none. If the loss scale is in doubt, also the checkpoint before that one, in case
+  /// the weights are at fault. For rank 0.
   std::string describe_last_good(const Trainer& trainer) const;
 
   /// The checkpoint that was saved last, else the one that was loaded; empty if there was none.
@@ -104,18 +108,35 @@ class RunCheckpoints {
     std::shared_ptr<CopyLoader> copy;  ///< null: none is whole
     std::string of_job;                ///< the newest checkpoint that the job has saved
     std::string named;                 ///< by checkpoint.load; looked for if there is neither
+    std::set<std::string> seen;        ///< by rank 0, while it looked for of_job
   };
   Found look();
-  std::optional<std::string> load_after_restart(Trainer& trainer, const Found& found);
+  /// Changes found.of_job to the newest that was not seen yet. Returns why newer ones are left out,
+  /// on rank 0. Collective.
+  std::vector<std::string> find_next_of_job(Found& found) const;
+  void note_left_out(const std::vector<std::string>& problems, bool resumes_older);
+  std::optional<std::string> load_after_restart(Trainer& trainer, Found found);
+  /// Whether found.of_job could be loaded. If not, it is the next one afterwards; FileError on all
+  /// ranks if there is none.
+  bool load_of_job(Trainer& trainer, Found& found);
+  std::optional<std::string> load_named(Trainer& trainer, const Found& found);
   void add_note(const std::string& text);
   /// Call it after load_from(): remembers what was loaded, and adds notes about it and about the
   /// folder where it was found. Returns `path`.
   std::string note_loaded(const std::string& path, const std::string& folder,
                           const Trainer& trainer);
-  /// For a run that took only the weights of `loaded`: see CheckpointSaver::note_origin().
-  void spare_origin(const CheckpointReader& loaded);
-  /// Whether what was loaded is still there, and this run has not saved that step anew.
-  bool is_loaded_there() const;
+  /// After loading: fills origin_, which stays in the folder as KeptSteps::origin.
+  void find_origin(const Trainer& trainer);
+  /// What checkpoint.load meant when the job took only its weights, before it was restarted.
+  std::optional<std::string> origin_of_job(const Trainer& trainer) const;
+  /// The steps that the job has saved in the folder until then. They no longer count as earlier_.
+  std::set<int64_t> take_steps_of_job(int64_t iteration);
+  /// Whether a checkpoint from before this start is still there, and this run has not saved that
+  /// step anew. For rank 0.
+  bool is_there(const std::optional<std::string>& before) const;
+  /// Whether a checkpoint holds a whole state of this run. For rank 0.
+  bool can_go_back_to(const std::string& path) const;
+  std::string place_to_go_back_to(int64_t iteration) const;
   /// Whether the run resumes from the copy in memory; throws if it cannot and the job has no
   /// checkpoint on disk.
   bool load_copy(Trainer& trainer, const Found& found);
@@ -136,6 +157,9 @@ class RunCheckpoints {
   std::optional<std::string> loaded_;
   int64_t loaded_iteration_ = 0;
   bool loaded_whole_ = false;  ///< not only its weights
+  /// The checkpoint whose weights the run had at its iteration 0, if it took only the weights, in
+  /// this start or before a restart. Of rank 0.
+  std::optional<std::string> origin_;
   ParallelState state_;
   std::unique_ptr<FolderLock> lock_;  ///< of rank 0
   /// When the checkpoints became complete that rank 0 found in the folder at the start.

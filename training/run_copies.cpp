@@ -49,7 +49,7 @@ std::shared_ptr<CopyLoader> RunCheckpoints::look_for_copy(const std::string& on_
   const int64_t least = reads ? CheckpointReader(on_disk).manifest().iteration : 0;
   auto loader = std::make_shared<CopyLoader>(state_, *copies_, least);
   if (loader->id()) return loader;
-  if (!loader->why_none().empty()) note_copy(loader->why_none());
+  if (!loader->no_copy_reason().empty()) note_copy(loader->no_copy_reason());
   copies_->clear();
   return nullptr;
 }

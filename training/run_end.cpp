@@ -34,7 +34,7 @@ std::string_view name_of(RunEnd end) {
   return "";
 }
 
-double wish_for_end(RunEnd wish, int64_t ranks) {
+double encode_run_end(RunEnd wish, int64_t ranks) {
   return wish == RunEnd::none ? 0 : digit(wish, ranks);
 }
 

@@ -23,7 +23,7 @@ std::string_view name_of(RunEnd end);
 
 /// The contribution of one of `ranks` ranks to a sum over all of them, from which agreed_end()
 /// finds out what the ranks want. The sum is exact for any world in which ranks^3 is below 2^53.
-double wish_for_end(RunEnd wish, int64_t ranks);
+double encode_run_end(RunEnd wish, int64_t ranks);
 RunEnd agreed_end(double sum, int64_t ranks);
 
 }  // namespace lockstep

@@ -138,7 +138,7 @@ BatchInput Trainer::batch_input(const Microbatch& microbatch) const {
 }
 
 at::Tensor Trainer::host_numbers(double tokens, RunEnd wish) const {
-  return at::tensor({tokens, wish_for_end(wish, parallel_state_.world_size())}, at::kDouble);
+  return at::tensor({tokens, encode_run_end(wish, parallel_state_.world_size())}, at::kDouble);
 }
 
 at::Tensor Trainer::sum_over_ranks(const at::Tensor& loss, const at::Tensor& of_host,

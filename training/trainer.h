@@ -137,10 +137,12 @@ class Trainer {
   /// loaded as weights_only, and the adapters keep their initial values.
   bool starts_adapters(CheckpointReader& checkpoint) const;
   /// Continue from a checkpoint, whatever layout saved it; all ranks must load the same one.
-  /// `weights_only`: the run starts at iteration 0 with the checkpoint's weights. First each rank
-  /// calls read() to read what it needs (FileError as load_state(), also if the optimizer's state
-  /// is missing). Then all ranks call go_on_from(), which is collective (FileError as
-  /// check_weights_are_finite()).
+  /// `weights_only`: only the weights change. A new Trainer then starts at iteration 0 with them;
+  /// one that has made or loaded steps keeps its iteration, its samples and the optimizer's state.
+  /// First each rank calls read() to read what it needs (FileError as load_state(), also if the
+  /// optimizer's state is missing). Then all ranks call go_on_from(), which is collective
+  /// (FileError as check_weights_are_finite()). If either fails, another load() may follow, which
+  /// replaces all that they have changed.
   void read(CheckpointReader& checkpoint, bool weights_only);
   void go_on_from(const CheckpointReader& checkpoint, bool weights_only);
   /// Calls read() and then go_on_from().

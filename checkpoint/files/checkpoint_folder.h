@@ -13,6 +13,7 @@
 ///     step_600.partial/         one that is being written, or that was interrupted
 ///     step_400.removed.partial/ one that is being removed
 ///     step_500.old.partial/     one that another is about to replace; see below
+///     step_0.companions.partial/  files beside step_0/ that an import replaces together with it
 ///     lock                      of the run that saves there; see folder_lock.h
 ///     latest                    names of the steps in the order of their saving, the newest first
 ///
@@ -25,9 +26,10 @@
 /// name.
 ///
 /// Anything that ends in .partial is removed by the next save, and at the start of the next run
-/// that may save there. A folder step_N/ without a manifest is left alone: it is not known whether
-/// a run or a person created it, or whether its manifest was lost. No save that is interrupted
-/// leaves one; a save of that step fails as long as it is there. Needs no libtorch.
+/// that may save there; the files of an import that did not get to replace its checkpoint are put
+/// back before. A folder step_N/ without a manifest is left alone: it is not known whether a run or
+/// a person created it, or whether its manifest was lost. No save that is interrupted leaves one; a
+/// save of that step fails as long as it is there. Needs no libtorch.
 namespace lockstep {
 
 /// "step_12"

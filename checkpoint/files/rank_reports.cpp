@@ -22,10 +22,10 @@ std::string path_of_report(const PartialCheckpoint& checkpoint, int64_t rank) {
 
 void write_report(const PartialCheckpoint& checkpoint, int64_t rank, const Manifest& part,
                   const std::atomic<bool>* stop) {
-  check_still_wanted(stop);
+  throw_if_cancelled(stop);
   const std::string path = path_of_report(checkpoint, rank);
   write_file(path + ".partial", {format_manifest(part)});
-  check_still_wanted(stop);  // again, after waiting for the disk
+  throw_if_cancelled(stop);  // again, after waiting for the disk
   std::filesystem::rename(path + ".partial", path);
 }
 
@@ -44,7 +44,7 @@ void wait_for_path(const std::string& path, const std::atomic<bool>* stop) {
   using std::chrono::milliseconds;
   for (milliseconds pause(1); !std::filesystem::exists(path);
        pause = std::min(pause * 2, milliseconds(50))) {
-    check_still_wanted(stop);
+    throw_if_cancelled(stop);
     std::this_thread::sleep_for(pause);
   }
 }

@@ -10,7 +10,7 @@
 #include "lockstep/checkpoint/manifest.h"
 
 /// How ranks tell rank 0, through files in the folder of a checkpoint that is being written, what
-/// they have written of it. Errors also as check_still_wanted(stop). Needs no libtorch.
+/// they have written of it. Errors also as throw_if_cancelled(stop). Needs no libtorch.
 namespace lockstep {
 
 /// Tells rank 0 that `part` is on disk. If `stop` is set, no report appears: the folder may be that

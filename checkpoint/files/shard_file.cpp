@@ -43,7 +43,7 @@ ManifestFile write_checked(const std::string& folder, const std::string& name,
 
 }  // namespace
 
-void check_still_wanted(const std::atomic<bool>* stop) {
+void throw_if_cancelled(const std::atomic<bool>* stop) {
   if (stop && *stop) fail<FileError>("the save was given up");
 }
 
@@ -54,7 +54,7 @@ ShardWriter::ShardWriter(const std::string& folder, const std::string& name,
 /// Writes each part right after its checksum, while it is still in the processor's cache.
 void ShardWriter::write(std::string_view bytes) {
   while (!bytes.empty()) {
-    check_still_wanted(stop_);
+    throw_if_cancelled(stop_);
     const int64_t inside = written_.size % kChecksumBlock;
     const std::string_view part = bytes.substr(0, static_cast<size_t>(kChecksumBlock - inside));
     if (inside == 0) written_.block_crc32.push_back(0);
@@ -66,7 +66,7 @@ void ShardWriter::write(std::string_view bytes) {
 }
 
 ManifestFile ShardWriter::finish() {
-  check_still_wanted(stop_);
+  throw_if_cancelled(stop_);
   file_.finish();
   return written_;
 }

@@ -52,10 +52,10 @@ class ShardReader {
 };
 
 /// FileError if `stop` is set: nobody wants the checkpoint any more. It may be null.
-void check_still_wanted(const std::atomic<bool>* stop);
+void throw_if_cancelled(const std::atomic<bool>* stop);
 
 /// Writes a file of a checkpoint from front to back. Errors as for FileWriter, and of
-/// check_still_wanted(), which is asked before each block and before finish() waits for the disk.
+/// throw_if_cancelled(), which is asked before each block and before finish() waits for the disk.
 class ShardWriter {
  public:
   ShardWriter(const std::string& folder, const std::string& name,

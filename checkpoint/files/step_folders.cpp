@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/checkpoint/companion_record.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/input_file.h"
 #include "lockstep/datasets/unfinished_file.h"
@@ -19,6 +20,10 @@ namespace fs = std::filesystem;
 
 bool is_leftover(const std::string& name) {
   return name.starts_with(kStep) && name.ends_with(kPartial);
+}
+
+bool is_record(const std::string& name) {
+  return name.starts_with(kStep) && name.ends_with(kCompanionRecord);
 }
 
 /// Gives a folder that was set aside its name back, unless another has taken it.
@@ -88,7 +93,9 @@ std::string clean_up_steps(const fs::path& folder) {
     if (is_leftover(name) && name.ends_with(kAside)) restore(folder, name);
   std::vector<std::string> problems;
   for (const std::string& name : names_in_folder(folder))
-    if (is_leftover(name)) problems.push_back(remove_tree(folder / name));
+    if (is_record(name)) problems.push_back(settle_companion_record(folder / name));
+  for (const std::string& name : names_in_folder(folder))
+    if (is_leftover(name) && !is_record(name)) problems.push_back(remove_tree(folder / name));
   return join_problems(std::move(problems));
 }
 

@@ -38,8 +38,8 @@ std::optional<std::filesystem::path> place_of_step(const std::filesystem::path& 
 void put_in_place(const std::filesystem::path& from, const std::filesystem::path& to);
 
 /// Removes what interrupted saves and removals left. First it restores the name of a complete
-/// checkpoint that was put aside. Returns what cannot be removed and why; empty if there is
-/// nothing.
+/// checkpoint that was put aside, and the files beside a checkpoint that an import did not replace
+/// (see companion_record.h). Returns what cannot be removed and why; empty if there is nothing.
 std::string clean_up_steps(const std::filesystem::path& folder);
 
 /// Removes a file, or a folder with everything in it; a missing path is not an error. Returns
@@ -49,9 +49,9 @@ std::string remove_tree(const std::filesystem::path& path);
 /// Joins those that are not empty with "; ".
 std::string join_problems(std::vector<std::string> problems);
 
-/// Removes checkpoint folders. It renames them first, so that none is ever mistaken for a complete
-/// checkpoint; for one that is a link to another place, only the link is removed. Returns what
-/// cannot be removed and why; empty if there is nothing.
+/// Removes folders of checkpoints, or of what belongs to one. It renames them first, so that none
+/// is ever mistaken for a complete one; of one that is a link to another place, only the link is
+/// removed. Returns what cannot be removed and why; empty if there is nothing.
 std::string remove_steps(const std::filesystem::path& folder,
                          const std::vector<std::string>& paths);
 

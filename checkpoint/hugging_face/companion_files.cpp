@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/checkpoint/companion_record.h"
 #include "lockstep/checkpoint/moved_tokenizer.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/counted.h"
@@ -229,21 +230,23 @@ void copy_companions(const std::string& in, const std::string& copies,
 KeptCompanions::KeptCompanions(const std::string& copies, const std::string& folder)
     : copies_(copies),
       kept_(kept_in(folder)),
-      earlier_(kept_.parent_path() / "step_0.companions.partial") {}
+      earlier_(kept_.parent_path() / ("step_0" + std::string(kCompanionRecord))) {}
 
 KeptCompanions::~KeptCompanions() { put_back(); }
 
 void KeptCompanions::put_in_place() {
-  make_folder(earlier_);
+  const std::vector<std::string> names(std::begin(kCompanions), std::end(kCompanions));
   made_folder_ = make_folder(kept_);
-  for (const char* const name : kCompanions) replace(name);
+  begin_companion_record(earlier_, copies_.string() + ".record", names);
+  for (const std::string& name : names) replace(name);
+  sync_folder(earlier_);
   sync_folder(kept_);
   std::error_code failure;
   paths::remove(copies_, failure);
   require<FileError>(!failure, "'{}' cannot be removed: {}", copies_.string(), failure.message());
 }
 
-void KeptCompanions::replace(const std::string& name) {
+void KeptCompanions::replace(const std::string& name) const {
   const auto move = [&](const paths::path& from, const paths::path& to) {
     std::error_code failure;
     if (kind_of_file(from, /*follow_links=*/false) != FileKind::none)
@@ -252,25 +255,25 @@ void KeptCompanions::replace(const std::string& name) {
                        failure.message());
   };
   move(kept_ / name, earlier_ / name);
-  replaced_.push_back(name);
   move(copies_ / name, kept_ / name);
 }
 
 void KeptCompanions::put_back() noexcept {
-  std::error_code ignored;
-  for (const std::string& name : replaced_) {
-    paths::remove(kept_ / name, ignored);
-    paths::rename(earlier_ / name, kept_ / name, ignored);
+  try {
+    settle_companion_record(earlier_);
+  } catch (const std::exception&) {  // then the next save tries again
   }
-  if (made_folder_) paths::remove(kept_, ignored);
-  paths::remove(earlier_, ignored);
+  std::error_code is_not_empty;
+  if (made_folder_) paths::remove(kept_, is_not_empty);
 }
 
-void KeptCompanions::keep() {
-  replaced_.clear();
+std::string KeptCompanions::keep() {
   made_folder_ = false;
-  std::error_code ignored;  // then the next save removes it
-  paths::remove_all(earlier_, ignored);
+  try {
+    return drop_companion_record(earlier_);
+  } catch (const FileError& error) {
+    return error.what();
+  }
 }
 
 std::set<int64_t> ends_of_text(const Config& config, const Tokenizer& tokenizer) {

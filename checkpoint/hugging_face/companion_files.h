@@ -38,8 +38,8 @@ void copy_companions(const std::string& in, const std::string& copies,
 
 /// Moves companions from the folder `copies` to `folder`/hugging_face, on the same file system,
 /// where they take the place of those of an earlier import. Unless keep() is called, those come
-/// back. If the process is killed before, they are in `folder`/step_0.companions.partial, until the
-/// next save there.
+/// back with the destructor if step_0 of `folder` is still as it was. If the process is killed
+/// before, the next save or clean-up there does the same; see companion_record.h.
 class KeptCompanions {
  public:
   /// Moves nothing yet.
@@ -50,15 +50,16 @@ class KeptCompanions {
 
   /// Moves them, and removes the folder `copies`. FileError.
   void put_in_place();
-  void keep();
+  /// step_0 was replaced. Returns what cannot be removed and why; empty if there is nothing.
+  std::string keep();
 
  private:
-  void replace(const std::string& name);
+  void replace(const std::string& name) const;
   void put_back() noexcept;
 
-  std::filesystem::path copies_, kept_, earlier_;
-  bool made_folder_ = false;           ///< kept_ was not there
-  std::vector<std::string> replaced_;  ///< names; of these, earlier_ has what was there
+  std::filesystem::path copies_, kept_;
+  std::filesystem::path earlier_;  ///< the record, with the files that were there
+  bool made_folder_ = false;       ///< kept_ was not there
 };
 
 struct Companions {

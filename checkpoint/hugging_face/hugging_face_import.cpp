@@ -17,6 +17,7 @@
 #include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/checkpoint/safetensors_index.h"
 #include "lockstep/checkpoint/sharded_safetensors.h"
+#include "lockstep/checkpoint/step_folders.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/checkpoint/weights_writer.h"
 #include "lockstep/checkpoint/whole_model.h"
@@ -242,9 +243,9 @@ ImportedModel import_from_hugging_face(const std::string& in, const std::string&
                       writer.write(bytes_of(imported_values(tensor, *next++)));
                     });
   const std::string checkpoint = writer.commit([&] { companions.put_in_place(); });
-  companions.keep();
+  const std::string left = companions.keep();
   made.keep();
-  return {checkpoint, tokenizer.note, writer.problem()};
+  return {checkpoint, tokenizer.note, join_problems({writer.problem(), left})};
 }
 
 }  // namespace lockstep

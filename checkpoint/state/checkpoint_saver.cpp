@@ -129,7 +129,7 @@ struct CheckpointSaver::Job {
     const std::string text = format_manifest(join_manifests(whole, parts));
     parse_manifest(text, checkpoint.file(kManifestName));
     for (int64_t other = 1; other < world_size; ++other) remove_report(checkpoint, other);
-    check_still_wanted(&abandoned);
+    throw_if_cancelled(&abandoned);
     return join_problems({problem, checkpoint.commit(text, kept)});
   }
 
@@ -151,7 +151,7 @@ struct CheckpointSaver::Job {
 
   void check_finite() const {
     for (const size_t i : weights) {
-      check_still_wanted(&abandoned);
+      throw_if_cancelled(&abandoned);
       const ShardContent& content = contents[i];
       const int64_t count = count_not_finite(content.dtype, content.data, content.bytes);
       require<DivergenceError>(count == 0, "{}",

@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/checkpoint/training_state.h"
@@ -73,8 +74,12 @@ class CheckpointSaver {
   SaveResult save(const std::vector<StateTensor>& tensors, const TrainingProgress& progress,
                   const Config& config, bool may_skip = false, bool unproven = false);
 
-  /// The run has started with the weights of that step in the folder; see KeptSteps::origin.
-  void note_origin(int64_t step) { origin_ = step; }
+  /// The run has started with the weights of that step in the folder, and has then saved the steps
+  /// `saved`; see KeptSteps::origin. Call it before the first save().
+  void note_origin(int64_t step, std::set<int64_t> saved = {}) {
+    origin_ = step;
+    saved_ = std::move(saved);
+  }
 
   /// Waits until the last save has copied what it writes. For this rank alone.
   void finish_copy();
@@ -109,7 +114,7 @@ class CheckpointSaver {
   ParallelState state_;
   CheckpointSaverOptions options_;
   std::optional<int64_t> origin_;  ///< see note_origin()
-  std::set<int64_t> saved_;        ///< since note_origin(); the jobs change it one after another
+  std::set<int64_t> saved_;        ///< if there is one; the jobs change it one after another
   std::vector<size_t> mine_;       ///< indices of the tensors that this rank writes
   std::vector<std::string> keys_;  ///< of the tensors of the first save
   bool planned_ = false;

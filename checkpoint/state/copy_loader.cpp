@@ -93,7 +93,7 @@ CopyLoader::CopyLoader(const ParallelState& state, const StateCopies& copies, in
 
 CopyLoader::~CopyLoader() = default;
 
-std::string CopyLoader::why_none() const {
+std::string CopyLoader::no_copy_reason() const {
   if (!holds_any_ && state_.world_size() > 1)  // a lone rank keeps none
     return "no surviving rank has a copy of the state";
   if (!choice_.lost) return "";

@@ -33,10 +33,10 @@ class CopyLoader {
   CopyLoader(const CopyLoader&) = delete;
   CopyLoader& operator=(const CopyLoader&) = delete;
 
-  /// Empty if no copy that counts is whole. why_none() then says why, unless all whole copies are
-  /// too old.
+  /// Empty if no copy that counts is whole. no_copy_reason() then says why, unless all whole copies
+  /// are too old.
   const std::optional<CopyId>& id() const { return choice_.id; }
-  std::string why_none() const;
+  std::string no_copy_reason() const;
 
   /// Calls `use` with the checkpoint: once to note which bytes it reads (see
   /// CheckpointReader::note_reads()), then again to read them, in the same order. While it reads,

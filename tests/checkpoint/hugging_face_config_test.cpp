@@ -7,9 +7,13 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <map>
 #include <set>
 
+#include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/checkpoint/companion_files.h"
+#include "lockstep/checkpoint/manifest.h"
 #include "lockstep/checkpoint/moved_tokenizer.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/error.h"
@@ -208,6 +212,83 @@ TEST(MovedTokenizer, IsFoundBesideTheCheckpointOfItsImport) {
     EXPECT_EQ(find_moved_tokenizer(same, checkpoint), same);
   const std::string lost = "gpt2:" + gone + "/hugging_face";
   EXPECT_EQ(find_moved_tokenizer(lost, root + "/step_0"), lost);
+}
+
+/// The folder of an import, and what a kill at some moment leaves for the next start.
+class KilledImport : public ::testing::Test {
+ protected:
+  using Files = std::map<std::string, std::string>;
+
+  static std::string manifest_of(int64_t samples) {
+    Manifest manifest;
+    manifest.consumed_samples = samples;
+    return format_manifest(manifest);
+  }
+
+  void write(const std::string& into, const Files& files) const {
+    std::filesystem::create_directories(folder_.path() / into);
+    for (const auto& [name, text] : files) folder_.write(into + "/" + name, text);
+  }
+
+  /// The files beside the checkpoint if the process is killed now, `more` is done to what it
+  /// leaves, and the next start cleans up.
+  Files after_kill(
+      const std::function<void(const std::filesystem::path& killed)>& more = {}) const {
+    const testing::TemporaryFolder killed;
+    std::filesystem::copy(folder_.path(), killed.path(), std::filesystem::copy_options::recursive);
+    if (more) more(killed.path());
+    EXPECT_EQ(remove_leftovers(killed.path()), "");
+    Files files;
+    for (const auto& entry : std::filesystem::directory_iterator(killed.path())) {
+      const std::string name = entry.path().filename();
+      EXPECT_FALSE(name.ends_with(".partial")) << name;
+      if (name != "hugging_face") continue;
+      for (const auto& file : std::filesystem::directory_iterator(entry.path())) {
+        const std::string inside = file.path().filename();
+        files[inside] = killed.read("hugging_face/" + inside);
+      }
+    }
+    return files;
+  }
+
+  testing::TemporaryFolder folder_;
+};
+
+TEST_F(KilledImport, LeavesTheTokenizerOfTheWeightsThatAreThere) {
+  const Files earlier = {{"tokenizer.json", "1"}, {"vocab.json", "1"}, {"notes", "a person's"}};
+  const Files later = {{"tokenizer.json", "2"}, {"merges.txt", "2"}, {"notes", "a person's"}};
+  const PartialCheckpoint partial(folder_.path(), 0);
+  partial.begin();
+  partial.commit(manifest_of(1));
+  write("hugging_face", earlier);
+  partial.begin();
+  write("step_0.partial/companions", {{"tokenizer.json", "2"}, {"merges.txt", "2"}});
+  EXPECT_EQ(after_kill(), earlier);
+  KeptCompanions companions(partial.file("companions"), folder_.path());
+  companions.put_in_place();
+  EXPECT_EQ(after_kill(), earlier);
+  EXPECT_EQ(after_kill([](const std::filesystem::path& killed) {
+              std::filesystem::remove(killed / "hugging_face/tokenizer.json");
+              std::filesystem::remove(killed / "hugging_face/merges.txt");
+              std::filesystem::rename(killed / "step_0.companions.partial/vocab.json",
+                                      killed / "hugging_face/vocab.json");
+            }),
+            earlier)
+      << "only one of the files was moved";
+  partial.commit(manifest_of(2));
+  EXPECT_EQ(after_kill(), later);
+  EXPECT_EQ(companions.keep(), "");
+  EXPECT_EQ(after_kill(), later);
+}
+
+TEST_F(KilledImport, LeavesNoTokenizerWithoutWeights) {
+  const PartialCheckpoint partial(folder_.path(), 0);
+  partial.begin();
+  write("step_0.partial/companions", {{"tokenizer.json", "1"}});
+  KeptCompanions companions(partial.file("companions"), folder_.path());
+  companions.put_in_place();
+  EXPECT_TRUE(std::filesystem::exists(folder_.path() / "hugging_face/tokenizer.json"));
+  EXPECT_EQ(after_kill(), Files());
 }
 
 }  // namespace

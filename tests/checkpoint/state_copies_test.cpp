@@ -224,8 +224,9 @@ TEST(StateCopiesTest, RanksThatAreLeftReadTheNewestCopyOnTheirOwnLayout) {
       StateCopies& copies = world.copies[static_cast<size_t>(state.rank())];
       CopyLoader loader(state, copies, /*least=*/state.rank() == 0 ? 1 : 100, exchange);
       ASSERT_EQ(loader.id().has_value(), wanted.has_value()) << trial;
-      EXPECT_EQ(loader.why_none().empty(), wanted.has_value());
-      EXPECT_EQ(loader.why_none() == "no surviving rank has a copy of the state", world.is_empty());
+      EXPECT_EQ(loader.no_copy_reason().empty(), wanted.has_value());
+      EXPECT_EQ(loader.no_copy_reason() == "no surviving rank has a copy of the state",
+                world.is_empty());
       if (!wanted) return;
       check_loaded(loader, *wanted, state, mixed);
       copies.keep_only(*loader.id());
@@ -267,7 +268,7 @@ TEST(StateCopiesTest, CopiesFromBeforeTheCheckpointOnDiskDoNotCount) {
     EXPECT_TRUE(CopyLoader(state, copies, 6).id());
     const CopyLoader none(state, copies, 7);
     EXPECT_FALSE(none.id());
-    EXPECT_EQ(none.why_none(), "");
+    EXPECT_EQ(none.no_copy_reason(), "");
   });
 }
 
@@ -329,7 +330,7 @@ TEST(StateCopiesTest, ALostPartAndADamagedOneAreNamed) {
   world.copies[2].clear();
   testing::run_ranks(3, [&](const ParallelState& state) {
     const CopyLoader loader(state, world.copies[static_cast<size_t>(state.rank())], 1);
-    EXPECT_EQ(loader.why_none(),
+    EXPECT_EQ(loader.no_copy_reason(),
               "the copy of iteration 5 is incomplete: no surviving rank has the part of rank 1");
   });
 }

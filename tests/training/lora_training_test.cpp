@@ -224,6 +224,20 @@ TEST_F(LoraTrainingTest, InHalfPrecisionTheBaseStaysAsItIs) {
   EXPECT_EQ(adapters, 8);
 }
 
+TEST_F(LoraTrainingTest, TheOrderOfTheAdaptedLayersMayChange) {
+  const auto with = [&](const std::string& layers, const Fields& more) {
+    return config({kTuned, {"lora.target_modules=" + layers}, more});
+  };
+  const std::string one = R"(["linear_qkv", "linear_fc1"])";
+  const std::string other = R"(["linear_fc1", "linear_qkv"])";
+  const std::vector<double> whole = train(with(one, {}), 1, at("whole"));
+  std::vector<double> pieces = train(with(one, {"train.train_iters=2"}), 1, at("pieces"));
+  const std::vector<double> rest =
+      train(with(other, {"checkpoint.load=" + at("pieces")}), 1, at("pieces"));
+  pieces.insert(pieces.end(), rest.begin(), rest.end());
+  EXPECT_EQ(pieces, whole);
+}
+
 TEST_F(LoraTrainingTest, OtherAdaptersAreRefusedByName) {
   train(config({kTuned, {"train.train_iters=1"}}), 1, at("saved"));
   const auto refuses = [&](const Fields& fields, const std::string& message) {

@@ -3,12 +3,20 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <functional>
 #include <optional>
 
+#include <ATen/ATen.h>
+
+#include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/checkpoint/state_copies.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/error.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/synthetic_text.h"
 #include "lockstep/tests/support/temporary_folder.h"
+#include "lockstep/tests/support/throws_with.h"
 #include "lockstep/training/elastic_layouts.h"
 #include "lockstep/training/run_checkpoints.h"
 #include "lockstep/training/trainer.h"
@@ -46,18 +54,42 @@ class ResumeNotesTest : public ::testing::Test {
   struct Told {
     std::optional<std::string> loaded;
     std::string note;
+    at::Tensor state = {};
   };
 
-  /// What rank 0 tells of a run that loads.
+  /// What rank 0 tells of a run that loads, and its weights and optimizer's state afterwards.
   Told load(int64_t ranks, const Config& config, const JobStart& start = {}) const {
     Told told;
     testing::run_ranks(ranks, [&](const ParallelState& state) {
       RunCheckpoints checkpoints(config.checkpoint, into_, state, start);
       Trainer trainer(config, state);
       const auto loaded = checkpoints.load(trainer);
-      if (state.rank() == 0) told = {loaded, checkpoints.note()};
+      std::vector<at::Tensor> tensors;
+      for (const StateTensor& tensor : trainer.state(/*with_optimizer=*/true))
+        tensors.push_back(tensor.values.to(at::kDouble));
+      if (state.rank() == 0) told = {loaded, checkpoints.note(), at::cat(tensors)};
     });
     return told;
+  }
+
+  /// A start of the job "tuning" on two ranks, which is lost after iteration `until`. Returns the
+  /// steps in its folder.
+  std::vector<std::string> tune(const Config& config, int64_t restarts,
+                                std::vector<StateCopies>& copies, int64_t until) const {
+    testing::run_ranks(2, [&](const ParallelState& state) {
+      RunCheckpoints checkpoints(config.checkpoint, into_, state, {"tuning", restarts},
+                                 &copies[static_cast<size_t>(state.rank())]);
+      Trainer trainer(config, state);
+      checkpoints.load(trainer);
+      while (trainer.iteration() < until) {
+        trainer.train_step();
+        checkpoints.after_iteration(trainer, /*last=*/false);
+      }
+    });
+    std::vector<std::string> steps;
+    for (const std::string& path : complete_checkpoints(into_))
+      steps.push_back(std::filesystem::path(path).filename());
+    return steps;
   }
 
   /// What a run with these fields tells of resuming from the newest checkpoint.
@@ -177,6 +209,52 @@ TEST_F(ResumeNotesTest, ARestartNamesTheCheckpointsThatItCannotRead) {
   for (const char* const step : {"/step_3/", "/step_2/", "/step_1/"})
     EXPECT_NE(none.note.find(into_ + step), std::string::npos) << none.note;
   EXPECT_TRUE(none.note.ends_with("; the run does not resume from it")) << none.note;
+}
+
+/// Rank 0 has read a part of the newest one before it finds the damage in the other rank's shard.
+TEST_F(ResumeNotesTest, ARestartPassesOverCheckpointsWhoseShardsAreDamaged) {
+  const std::string shard = "/rank_00001.safetensors";
+  const auto halve = [](std::string& bytes) { bytes.resize(bytes.size() / 2); };
+  const auto flip = [](std::string& bytes) { bytes.back() = static_cast<char>(bytes.back() ^ 1); };
+  for (const std::function<void(std::string&)>& damage :
+       std::vector<std::function<void(std::string&)>>{halve, flip}) {
+    save();
+    const auto spoil = [&](const std::string& step) {
+      std::string bytes = folder_.read("saved/" + step + shard);
+      damage(bytes);
+      folder_.write("saved/" + step + shard, bytes);
+    };
+    const Told wanted = load(2, config({"checkpoint.load=" + into_ + "/step_1"}));
+    spoil("step_3");
+    spoil("step_2");
+    const Told found = load(2, config(), {"ours", 1});
+    EXPECT_EQ(found.loaded, into_ + "/step_1");
+    EXPECT_TRUE(at::equal(found.state, wanted.state));
+    for (const char* const step : {"/step_3", "/step_2"})
+      EXPECT_NE(found.note.find("'" + into_ + step + shard + "'"), std::string::npos) << found.note;
+    EXPECT_TRUE(found.note.ends_with("; the run resumes from an older checkpoint")) << found.note;
+    spoil("step_1");
+    EXPECT_TRUE(testing::throws_with<FileError>(
+        [&] {
+          load(2, config(), {"ours", 1});
+        },
+        "/step_1" + shard));
+    std::filesystem::remove_all(into_);
+  }
+}
+
+/// Until the job has one of its own that is known to be good, however often it is restarted.
+TEST_F(ResumeNotesTest, AJobThatResumesFromMemoryKeepsTheCheckpointThatItFineTuned) {
+  using Names = std::vector<std::string>;
+  save({"train.train_iters=8"});
+  const Config tuned =
+      config({"train.train_iters=20", "train.global_batch_size=2", "train.elastic=dp",
+              "checkpoint.in_memory_replicas=1", "checkpoint.load=" + into_,
+              "checkpoint.finetune=true", "checkpoint.keep=1", "checkpoint.save_interval=5"});
+  std::vector<StateCopies> copies(2);
+  EXPECT_EQ(tune(tuned, 0, copies, 4).size(), 8U);
+  EXPECT_EQ(tune(tuned, 1, copies, 5), (Names{"step_5", "step_8"}));
+  EXPECT_EQ(tune(tuned, 2, copies, 10), (Names{"step_10", "step_5"}));
 }
 
 }  // namespace

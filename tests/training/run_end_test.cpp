@@ -41,7 +41,7 @@ TEST(RunEnd, TheStrongestWishOfAnyRankCounts) {
         const auto wish =
             static_cast<RunEnd>(all || rank == 0 ? random() % kWishes : trial / 2 % kWishes);
         strongest = std::max(strongest, wish);
-        sum += wish_for_end(wish, ranks);
+        sum += encode_run_end(wish, ranks);
       }
       ASSERT_EQ(agreed_end(sum, ranks), strongest) << ranks << " ranks, trial " << trial;
     }
@@ -73,12 +73,12 @@ class RunEndTest : public ::testing::Test {
   /// What a run of two ranks that saves in `into` tells of the last good checkpoint, if its
   /// gradients are infinite from iteration `first_bad` on; empty if it does not diverge.
   std::string told_by_run(const std::string& into, std::vector<std::string> fields,
-                          int64_t first_bad) const {
+                          int64_t first_bad, const JobStart& start = {}) const {
     fields.insert(fields.begin(), {"train.max_skipped_steps=2", "train.eval_iters=0"});
     const Config configuration = config(fields);
     std::string told;
     testing::run_ranks(2, [&](const ParallelState& state) {
-      RunCheckpoints checkpoints(configuration.checkpoint, into, state);
+      RunCheckpoints checkpoints(configuration.checkpoint, into, state, start);
       Trainer trainer(configuration, state);
       checkpoints.load(trainer);
       spoil(trainer, state, [&](int64_t iteration) { return iteration >= first_bad; });
@@ -92,10 +92,11 @@ class RunEndTest : public ::testing::Test {
 
   /// The same of a run that fine-tunes a step in its own folder.
   std::string told_by_fine_tuning(const std::string& into, const std::string& step,
-                                  std::vector<std::string> fields, int64_t first_bad) const {
+                                  std::vector<std::string> fields, int64_t first_bad,
+                                  const JobStart& start = {}) const {
     fields.insert(fields.begin(),
                   {"checkpoint.load=" + into + "/" + step, "checkpoint.finetune=true"});
-    return told_by_run(into, fields, first_bad);
+    return told_by_run(into, fields, first_bad, start);
   }
 
   testing::TemporaryFolder folder_;
@@ -330,6 +331,22 @@ TEST_F(RunEndTest, ACheckpointOfAnotherRunDoesNotStayInPlaceOfTheOneThatWasFineT
             "");
   EXPECT_EQ(complete_checkpoints(into),
             (Names{into + "/step_4", into + "/step_3", into + "/step_1"}));
+}
+
+/// It resumes from a checkpoint of its own, whose weights have given no finite gradient.
+TEST_F(RunEndTest, ARestartedJobStillKeepsTheCheckpointThatItFineTuned) {
+  using Names = std::vector<std::string>;
+  const std::string into = folder_.path() / "shared";
+  EXPECT_EQ(told_by_run(into, {}, 100), "");
+  const std::vector<std::string> fields = {"checkpoint.save_interval=3", "checkpoint.keep=1",
+                                           "train.max_skipped_steps=7"};
+  std::vector<std::string> first = fields;
+  first.emplace_back("train.train_iters=3");
+  EXPECT_EQ(told_by_fine_tuning(into, "step_12", first, 2, {"job", 0}), "");
+  EXPECT_EQ(complete_checkpoints(into), (Names{into + "/step_3", into + "/step_12"}));
+  EXPECT_EQ(told_by_fine_tuning(into, "step_12", fields, 2, {"job", 1}),
+            "the last checkpoint before that is '" + into + "/step_12'");
+  EXPECT_EQ(complete_checkpoints(into), (Names{into + "/step_6", into + "/step_12"}));
 }
 
 TEST_F(RunEndTest, WithoutAValidationTheCheckpointBeforeTheLastStays) {

@@ -174,7 +174,7 @@ TEST(CheckSupported, SettingsOfExpertsNeedExperts) {
   for (const auto& [name, value] : values)
     EXPECT_TRUE(testing::throws_with<ConfigError>(
         checked({"model." + name + "=" + value}),
-        "model." + name + ": found " + value + ", but model.num_experts is not set; allowed with"));
+        "model." + name + ": found " + value + ", but model.num_experts is not set"));
   size_t of_experts = 0;
   for (const ConfigField& field : config_fields())
     of_experts += field.path.starts_with("model.moe_") ? 1 : 0;

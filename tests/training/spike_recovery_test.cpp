@@ -161,6 +161,23 @@ TEST_F(SpikeRecoveryTest, ASecondSpikeEndsARunThatHasResumedFromACopy) {
   EXPECT_EQ(rest.told, last_of(all.told, all.told.size() - until - 1));
 }
 
+/// The one that it was fine-tuned from has the name of the one that it goes back to.
+TEST_F(SpikeRecoveryTest, ARunGoesBackToAStepThatItHasSavedAnew) {
+  for (const int64_t world : {1, 2}) {
+    const Layout layout = {world, {}};
+    const SpikeOutcome all =
+        train(wild(rewinding(layout)), world, at(fmt::format("apart_{}", world)));
+    const size_t until = told_until_first_return(all.told);
+    const std::string folder = at(fmt::format("shared_{}", world));
+    const std::string step = fmt::format("{}/step_{}", folder, all.told[until].iteration - 1);
+    std::filesystem::create_directories(folder);
+    std::filesystem::copy(base_ + "/step_30", step, std::filesystem::copy_options::recursive);
+    Fields fields = rewinding(layout);
+    fields.push_back("checkpoint.load=" + step);
+    EXPECT_EQ(train(wild(fields), world, folder).told, all.told) << world;
+  }
+}
+
 /// Even if another run has left a checkpoint of the same step in the folder.
 TEST_F(SpikeRecoveryTest, AfterASaveThatFailedTheRunGoesBackFurther) {
   for (const char* const async : {"checkpoint.async_save=false", "checkpoint.async_save=true"})

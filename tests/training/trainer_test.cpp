@@ -300,8 +300,9 @@ TEST_F(TrainerTest, RefusesByName) {
   EXPECT_TRUE(refuses({"model.vocab_size=100"}, "model.vocab_size: found 100"));
   EXPECT_TRUE(refuses({"data.split=1,0"}, "data.split: the validation text has no sample"));
   EXPECT_TRUE(refuses({"model.seq_length=5000"}, "allowed: more than model.seq_length (5000)"));
-  EXPECT_TRUE(refuses({"ddp.overlap_param_gather=true"},
-                      "ddp.overlap_param_gather: found true, allowed with"));
+  EXPECT_TRUE(
+      refuses({"ddp.overlap_param_gather=true"},
+              "ddp.overlap_param_gather: found true, which needs ddp.use_distributed_optimizer"));
   EXPECT_TRUE(refuses({"parallel.context_parallel_size=3"},
                       "model.seq_length: found 16, allowed: a multiple of 2 *"));
 }
