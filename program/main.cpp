@@ -36,6 +36,7 @@ void use_huge_pages() {
 
 int main(int argc, char** argv) {
   lockstep::open_standard_descriptors();
+  lockstep::allow_many_open_files();
   const std::string_view command = argc > 1 ? argv[1] : "";
   if (command == "launch")
     return lockstep::run_program_with_words(argc, argv, lockstep::add_launch_command);

@@ -1,19 +1,39 @@
 #include "lockstep/program/rank_member.h"
 
+#include <poll.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <functional>
 #include <utility>
 
+#include "lockstep/core/check.h"
+
 namespace lockstep {
 
-int free_slot(const std::vector<RankMember>& members) {
-  const auto is_taken = [&](int slot) {
-    return std::any_of(members.begin(), members.end(),
-                       [&](const RankMember& m) { return m.runs() && m.slot == slot; });
-  };
-  int slot = 0;
-  while (is_taken(slot)) ++slot;
-  return slot;
+int SlotPool::take() {
+  if (returned_.empty()) return next_++;
+  return returned_.extract(returned_.begin()).value();
+}
+
+/// poll() refuses more entries than the process may open files, even those without a descriptor.
+std::optional<std::vector<RankMember*>> wait_for_words(std::vector<RankMember>& members,
+                                                       int descriptor, int patience) {
+  std::vector<pollfd> polled = {{.fd = descriptor, .events = POLLIN, .revents = 0}};
+  std::vector<RankMember*> speakers;
+  for (RankMember& member : members) {
+    if (!member.runs() || !member.channel) continue;
+    speakers.push_back(&member);
+    polled.push_back({.fd = member.channel->descriptor(), .events = POLLIN, .revents = 0});
+  }
+  const int found = ::poll(polled.data(), polled.size(), patience);
+  if (found == 0) return std::nullopt;
+  require<UsageError>(found > 0 || errno == EINTR, "launch: cannot wait for its ranks: {}",
+                      std::strerror(errno));
+  size_t next = 1;
+  std::erase_if(speakers, [&](const RankMember*) { return polled[next++].revents == 0; });
+  return speakers;
 }
 
 int64_t put_spares_in_place(std::vector<RankMember>& members, int ranks) {

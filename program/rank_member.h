@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -32,8 +34,23 @@ struct RankMember {
   std::string name() const { return rank < 0 ? "a spare rank" : fmt::format("rank {}", rank); }
 };
 
-/// The first slot that no running member has: two running ones never share a device.
-int free_slot(const std::vector<RankMember>& members);
+/// Slots of running members: two of them never share a device.
+class SlotPool {
+ public:
+  /// The first one that is free.
+  int take();
+  void give_back(int slot) { returned_.insert(slot); }
+
+ private:
+  int next_ = 0;  ///< no slot from here on was ever taken
+  std::set<int> returned_;
+};
+
+/// Waits until `descriptor` or a channel of a member can be read, at most `patience` milliseconds
+/// (negative: as long as it takes). Returns the members whose channel can be read, also if a signal
+/// ends the wait; nothing after the patience. UsageError if the system refuses.
+std::optional<std::vector<RankMember*>> wait_for_words(std::vector<RankMember>& members,
+                                                       int descriptor, int patience);
 
 /// Swaps each of the first `ranks` members that has ended with a waiting spare from those after
 /// them, as long as there are any. The remaining ranks keep their positions. Returns the number of

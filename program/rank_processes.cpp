@@ -125,30 +125,28 @@ class Ranks {
 
   /// Returns why it cannot; the member has then ended.
   std::optional<std::string> start(Member& member, const RankRound& round, int position) {
-    member = {.rank = member.rank, .slot = free_slot(members_), .channel = nullptr};
+    member = {.rank = member.rank, .slot = slots_.take(), .channel = nullptr};
+    std::string obstacle;
     try {
       auto channel = program_.elastic ? std::make_unique<RankChannel>() : nullptr;
       const pid_t process =
           start_rank(program_, round, position, member.slot, signals_, channel.get());
-      if (process < 0) return std::strerror(errno);
-      if (channel) channel->keep_own_end();
-      member.process = process;
-      member.channel = std::move(channel);
-      return std::nullopt;
+      if (process < 0) obstacle = std::strerror(errno);
+      if (process > 0 && channel) channel->keep_own_end();
+      member.process = std::max(process, 0);
+      if (member.runs()) member.channel = std::move(channel);
     } catch (const UsageError& error) {
-      return error.what();
+      obstacle = error.what();
     }
+    if (member.runs()) return std::nullopt;
+    slots_.give_back(member.slot);
+    return obstacle;
   }
 
   void take_events() {
-    std::vector<pollfd> polled = {{.fd = signals_.descriptor(), .events = POLLIN, .revents = 0}};
-    for (const Member& member : members_)
-      polled.push_back({.fd = member.runs() && member.channel ? member.channel->descriptor() : -1,
-                        .events = POLLIN,
-                        .revents = 0});
-    if (::poll(polled.data(), polled.size(), due_.patience()) == 0) return pass_deadlines();
-    for (size_t i = 0; i < members_.size(); ++i)
-      if (polled[i + 1].revents != 0) take_word(members_[i]);
+    const auto speakers = wait_for_words(members_, signals_.descriptor(), due_.patience());
+    if (!speakers) return pass_deadlines();
+    for (Member* const speaker : *speakers) take_word(*speaker);
     while (const int signal = signals_.next()) take_signal(signal);
   }
 
@@ -178,6 +176,7 @@ class Ranks {
       changed->stopped = WIFSTOPPED(status);
       if (WIFSTOPPED(status) || WIFCONTINUED(status)) continue;
       changed->process = 0;
+      slots_.give_back(changed->slot);
       changed->waits = false;
       note_end(*changed, process, status);
     }
@@ -375,6 +374,7 @@ class Ranks {
   const LaunchedProgram& program_;
   BlockedSignals signals_;
   std::vector<Member> members_;
+  SlotPool slots_;
   RankRound round_;
   std::optional<ReservedPort> port_;  ///< of the last round
   int rounds_ = 0, restarts_ = 0;

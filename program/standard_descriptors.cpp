@@ -1,6 +1,7 @@
 #include "lockstep/program/standard_descriptors.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <array>
@@ -59,6 +60,13 @@ void open_standard_descriptors() {
     const int flags = descriptor == STDERR_FILENO ? O_WRONLY : O_RDONLY;
     if (::open("/dev/null", flags) != descriptor) std::_Exit(1);
   }
+}
+
+void allow_many_open_files() {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 void watch_standard_output() { std::cout.rdbuf(&standard_output()); }

@@ -9,6 +9,10 @@ namespace lockstep {
 /// Call it before anything is opened.
 void open_standard_descriptors();
 
+/// Raises the soft limit of open files to the hard one: a rank has a connection to each rank of its
+/// groups, rank 0 two more for each.
+void allow_many_open_files();
+
 /// Makes std::cout keep the reason why a write fails, which a stream otherwise forgets. Call it
 /// before anything is written.
 void watch_standard_output();

@@ -7,6 +7,7 @@
 
 int main(int argc, char** argv) {
   lockstep::open_standard_descriptors();
+  lockstep::allow_many_open_files();
   return lockstep::run_program(argc, argv, [](CLI::App& program) {
     lockstep::add_launch_command(program);
     lockstep::add_configs_command(program);

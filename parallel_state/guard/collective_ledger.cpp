@@ -124,8 +124,8 @@ int64_t last_sequence(const RankAccount& account) {
 }
 
 std::string describe_absence(const RankAccount& account) {
-  if (!account.answered) return fmt::format("rank {}: no answer", account.rank);
-  std::string text = fmt::format("rank {}: has not reached it", account.rank);
+  if (!account.answered) return "no answer";
+  std::string text = "has not reached it";
   if (!account.entries.empty())
     text += fmt::format("; its last was operation {}: {}", last_sequence(account),
                         account.entries.back().to_string());
@@ -133,16 +133,36 @@ std::string describe_absence(const RankAccount& account) {
   return text;
 }
 
-/// Describes all ranks at one operation.
+/// "rank 3", "ranks 3, 5, ... 62 ranks ... 127"
+std::string name_ranks(const std::vector<int64_t>& ranks) {
+  constexpr size_t kMostListed = 8;
+  if (ranks.size() == 1) return fmt::format("rank {}", ranks.front());
+  if (ranks.size() <= kMostListed) return fmt::format("ranks {}", fmt::join(ranks, ", "));
+  return fmt::format("ranks {}, {}, ... {} ranks ... {}", ranks[0], ranks[1], ranks.size(),
+                     ranks.back());
+}
+
+/// Describes all ranks at one operation; in large groups those together that do the same.
 std::string describe(const std::vector<RankAccount>& accounts, int64_t sequence) {
-  std::vector<std::string> parts;
+  constexpr size_t kMostApart = 64, kMostDescribed = 16;
+  std::vector<std::pair<std::string, std::vector<int64_t>>> parts;  // in the order of the ranks
   for (const RankAccount& account : accounts) {
     const CollectiveEntry* const entry = find(account, sequence);
-    parts.push_back(entry ? fmt::format("rank {}: {}", account.rank, entry->to_string())
-                          : describe_absence(account));
+    std::string text = entry ? entry->to_string() : describe_absence(account);
+    auto same = parts.end();
+    if (accounts.size() > kMostApart)
+      same =
+          std::find_if(parts.begin(), parts.end(), [&](auto& part) { return part.first == text; });
+    if (same == parts.end()) same = parts.insert(parts.end(), {std::move(text), {}});
+    same->second.push_back(account.rank);
   }
+  std::vector<std::string> texts;
+  for (const auto& [text, ranks] : parts)
+    if (texts.size() < kMostDescribed) texts.push_back(name_ranks(ranks) + ": " + text);
+  if (parts.size() > texts.size())
+    texts.push_back(fmt::format("... and {} more", parts.size() - texts.size()));
   return fmt::format("the ranks diverge at operation {} of the group: {}", sequence,
-                     fmt::join(parts, "; "));
+                     fmt::join(texts, "; "));
 }
 
 }  // namespace

@@ -14,11 +14,17 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kLookAgain{20};
+constexpr size_t kMostThatAllCompare = 64;  // ranks
 constexpr char kHasEnded[] = "has ended";
 
 /// The names of large groups would be too long for a key.
 std::string ledger_key(const std::string& name, int64_t rank) {
   return fmt::format("ledger/{:016x}/{}", text_digest(name), rank);
+}
+
+/// Where the rank that compares a large group writes what it has found.
+std::string difference_key(const std::string& name) {
+  return fmt::format("difference/{:016x}", text_digest(name));
 }
 
 std::string rank_key(int64_t rank) { return fmt::format("doing/{}", rank); }
@@ -78,7 +84,8 @@ DesyncGuard::Explanation DesyncGuard::explain(const RankList& ranks, const Named
       board_->post_operation(fmt::format("{} failed: {}", waits_for, reason), lost);
     }
     if (ledger && result.culprit.empty() && result.failed.empty())
-      result.difference = difference(ranks, *ledger);
+      result.difference = ranks.size() > kMostThatAllCompare ? shared_difference(ranks, *ledger)
+                                                             : difference(ranks, *ledger);
     return result;
   } catch (const std::exception&) {
     return result.culprit.empty() ? without_store(result.reason) : result;
@@ -105,6 +112,22 @@ DesyncGuard::Explanation DesyncGuard::without_store(const std::string& reason) c
           .reason = reason + (server.empty() ? "" : "; " + server),
           .difference = "",
           .failed = ""};
+}
+
+/// If each of many ranks asked about all others, the store would take minutes to answer.
+std::string DesyncGuard::shared_difference(const RankList& ranks, const NamedLedger& ledger) const {
+  const std::string key = difference_key(ledger.name);
+  if (board_->claim(key)) {
+    const std::string found = difference(ranks, ledger);
+    board_->write_note(key, found);
+    return found;
+  }
+  const auto deadline = steady_clock::now() + 2 * kAnswerTime;  // it waits for ranks as long
+  for (;;) {
+    if (const auto found = board_->read_note(key)) return *found;
+    if (steady_clock::now() >= deadline) return "";
+    std::this_thread::sleep_for(kLookAgain);
+  }
 }
 
 std::string DesyncGuard::difference(const RankList& ranks, const NamedLedger& ledger) const {

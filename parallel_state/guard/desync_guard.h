@@ -59,6 +59,7 @@ class DesyncGuard {
   static Explanation explained_by(const Failure& posted);
   Explanation without_store(const std::string& reason) const;
   std::string difference(const RankList& ranks, const NamedLedger& ledger) const;
+  std::string shared_difference(const RankList& ranks, const NamedLedger& ledger) const;
 
   std::shared_ptr<FailureBoard> board_;
   int64_t rank_;

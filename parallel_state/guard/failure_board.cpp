@@ -150,6 +150,10 @@ std::optional<std::string> FailureBoard::read_note(const std::string& key) const
   return store_ ? read(*store_, note_key(key)) : std::nullopt;
 }
 
+bool FailureBoard::claim(const std::string& key) const {
+  return !store_ || store_->add("claim/" + key, 1) == 1;
+}
+
 int64_t FailureBoard::beats_of(int64_t rank) const { return store_->add(beat_key(rank), 0); }
 
 FailureBoard::Lost FailureBoard::find_lost(

@@ -75,6 +75,8 @@ class FailureBoard {
   /// if the store cannot be reached.
   void write_note(const std::string& key, const std::string& text) const;
   std::optional<std::string> read_note(const std::string& key) const;
+  /// Whether this rank is the first that claims `key`. c10::Error likewise.
+  bool claim(const std::string& key) const;
 
   /// The ranks among `ranks`, and then among the other ranks, that have ended without notice or
   /// have stopped: their processes are gone or their heartbeats stand still, and they have written

@@ -12,8 +12,10 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <system_error>
+#include <utility>
 
 #include "lockstep/core/check.h"
 
@@ -111,6 +113,9 @@ void ClosedStore::accept_one() {
   const int socket = ::accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (socket >= 0) return welcome(socket);
   if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
+  if (!std::exchange(told_of_obstacle_, true))
+    std::fprintf(stderr, "lockstep: the store cannot accept connections: %s\n",
+                 std::strerror(errno));
   if (!waiting_.empty()) return leave(*waiting_.begin());
   listens_again_ = Clock::now() + kPause;
   watch(EPOLL_CTL_MOD, listener_, 0, kListener);

@@ -83,6 +83,7 @@ class ClosedStore {
   std::shared_ptr<const Secret> secret_;
   DoorLimits limits_;
   std::atomic<int64_t> refused_ = 0;
+  bool told_of_obstacle_ = false;      ///< that it cannot accept connections
   Clock::time_point listens_again_{};  ///< after the system had run out of descriptors
   Number next_;
   std::unordered_map<Number, Guest> guests_;

@@ -4,9 +4,11 @@ choice of torchrun."""
 import functools
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
+import time
 import unittest
 
 from small_ranks import TOGETHER, SmallRanks, alive
@@ -100,6 +102,21 @@ class Launch(SmallRanks):
         self.do(1, TOGETHER + "sys.exit(1)")
         self.assertEqual(self.launch(2).returncode, 1)
         self.assertFalse(alive(self.started(0)["process"]))
+
+    def test_more_ranks_than_open_files_are_watched_too(self):
+        self.do(0, "while True: time.sleep(60)  # ignore")
+        self.do(1, TOGETHER + "sys.exit(1)")
+        begin = time.monotonic()
+        result = run("sh", "-c", 'ulimit -n 16; exec "$@"', "sh", *self.command(20))
+        self.assertEqual(result.returncode, 1)
+        self.assertLess(time.monotonic() - begin, 40)
+        self.assertFalse(alive(self.started(0)["process"]))
+
+    def test_ranks_may_open_as_many_files_as_the_system_allows(self):
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        result = run("sh", "-c", 'ulimit -Sn 64; exec "$@"', "sh", LOCKSTEP, "launch", "-n", 1,
+                     "--program", "/bin/sh", "--", "-c", "ulimit -Sn")
+        self.assertEqual(result.stdout.decode().strip(), str(most), result.stderr)
 
     def test_ranks_that_stop_are_waited_for(self):
         for code in (3, 4):

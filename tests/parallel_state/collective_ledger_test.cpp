@@ -161,6 +161,19 @@ TEST(FirstDifference, SaysWhoDidWhatInstead) {
             "8 x Float (step 3); rank 5: all_reduce (sum) of bucket 2, 6 x Float (step 3)");
 }
 
+TEST(FirstDifference, InALargeGroupRanksThatDidTheSameAreNamedTogether) {
+  CollectiveLedger most, other;
+  add(most, "bucket 1", 8, 3);
+  add(other, "bucket 2", 6, 3);
+  std::vector<RankAccount> accounts;
+  for (int64_t rank = 0; rank < 1000; ++rank)
+    accounts.push_back(account(rank, rank == 7 ? other : most));
+  EXPECT_EQ(first_difference(accounts),
+            "the ranks diverge at operation 1 of the group: ranks 0, 1, ... 999 ranks ... 999: "
+            "all_reduce (sum) of bucket 1, 8 x Float (step 3); rank 7: all_reduce (sum) of bucket "
+            "2, 6 x Float (step 3)");
+}
+
 TEST(FirstDifference, SaysWhoDidNotCome) {
   CollectiveLedger a, b;
   for (CollectiveLedger* ledger : {&a, &b}) add(*ledger, "bucket 0");

@@ -12,8 +12,10 @@
 #include <csignal>
 #include <future>
 #include <memory>
+#include <numeric>
 #include <thread>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -334,6 +336,44 @@ TEST(DesyncGuard, AMuteStoreOfALauncherComesBeforeTheRankThatWasWaitedFor) {
       << found.culprit;
   EXPECT_EQ(found.reason, "rank 0: timed out");
   EXPECT_EQ(found.failed, "");
+}
+
+/// Counts how often a ledger is asked for.
+class CountingStore : public c10d::HashStore {
+ public:
+  bool check(const std::vector<std::string>& keys) override {
+    for (const std::string& key : keys) ledgers_ += key.starts_with("note/ledger/");
+    return c10d::HashStore::check(keys);
+  }
+  int ledgers() const { return ledgers_; }
+
+ private:
+  std::atomic<int> ledgers_ = 0;
+};
+
+TEST(DesyncGuard, OneOfManyRanksComparesThemForAll) {
+  constexpr int64_t kRanks = 100;
+  const auto store = c10::make_intrusive<CountingStore>();
+  RankList ranks(kRanks);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  std::vector<std::string> found(kRanks);
+  std::vector<std::thread> threads;
+  for (const int64_t rank : ranks)
+    threads.emplace_back([&, rank] {
+      DesyncGuard guard(std::make_shared<FailureBoard>(store, rank, kRanks), rank);
+      const auto ledger = guard.ledger("world");
+      ledger->add(1, {}, rank == 7 ? "other" : "bucket 0", 4, "Float");
+      found[static_cast<size_t>(rank)] =
+          guard.explain(ranks, ledger.get(), "all_reduce of bucket 0", "timed out").difference;
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& text : found) {
+    EXPECT_TRUE(text.starts_with("the ranks diverge at operation 1 of the group: ranks 0, 1, "))
+        << text;
+    EXPECT_EQ(text, found[0]);
+    EXPECT_LT(text.size(), 1000);
+  }
+  EXPECT_EQ(store->ledgers(), kRanks);
 }
 
 TEST(DesyncGuard, AGroupOfManyRanksIsNoNameTooLongForTheStore) {
