@@ -4,8 +4,8 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/distributed/notify_on_error.h"
 #include "lockstep/distributed/parameter_check.h"
-#include "lockstep/distributed/telling.h"
 #include "lockstep/parallel_state/axis_groups.h"
 #include "lockstep/parallel_state/collectives.h"
 
@@ -48,7 +48,8 @@ void check_same_optimizer(const ParallelState& state, const OptimizerConfig& con
   const std::vector<ConfigValue> settings = optimizer_settings(config, overrides, rule);
   for (const GroupKind kind : kinds_that_reach_all_ranks()) {
     const ProcessGroup group = state.group(kind);
-    telling_outside(group, state, [&] { check_same_parameters({}, group, settings, own_checks); });
+    notify_outside_on_error(group, state,
+                            [&] { check_same_parameters({}, group, settings, own_checks); });
   }
 }
 

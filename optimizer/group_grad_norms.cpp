@@ -7,7 +7,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/text_fields.h"
-#include "lockstep/distributed/telling.h"
+#include "lockstep/distributed/notify_on_error.h"
 
 namespace lockstep {
 namespace {
@@ -57,7 +57,7 @@ at::Tensor GroupGradNorms::norms() const {
   const auto zero = at::zeros({}, at::TensorOptions(state.device()).dtype(at::kDouble));
   std::vector<std::vector<at::Tensor>> of_class;
   for (const CountedRanges& counted : counted_) {
-    const PieceClasses classes = telling(state, [&] { return counted.grads(kCaller); });
+    const PieceClasses classes = notify_on_error(state, [&] { return counted.grads(kCaller); });
     of_class.resize(classes.size());
     for (size_t i = 0; i < classes.size(); ++i) {
       at::Tensor total = zero.clone();

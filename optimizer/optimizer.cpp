@@ -10,9 +10,9 @@
 #include "lockstep/core/planned_cpu.h"
 #include "lockstep/core/trace_scope.h"
 #include "lockstep/distributed/finalize_passes.h"
+#include "lockstep/distributed/notify_on_error.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/step_access.h"
-#include "lockstep/distributed/telling.h"
 #include "lockstep/optimizer/agreement.h"
 #include "lockstep/optimizer/clip_grads.h"
 #include "lockstep/optimizer/counted_grads.h"
@@ -166,7 +166,7 @@ const UpdateStatement* Optimizer::own_statement() const {
 
 void Optimizer::make_states(const std::vector<ParamOverride>& overrides) {
   const std::vector<NamedParameter> params = params_of(models_);
-  const GroupedParams grouped = telling(models_.front()->parallel_state(), [&] {
+  const GroupedParams grouped = notify_on_error(models_.front()->parallel_state(), [&] {
     return grouped_params(models_, config_, overrides);
   });
   groups_ = grouped.groups;
@@ -181,7 +181,7 @@ void Optimizer::make_states(const std::vector<ParamOverride>& overrides) {
   const Offload offload = !offloaded_ ? Offload::none
                           : own_rule_ ? Offload::may_leave_some
                                       : Offload::writes_all;
-  telling(models_.front()->parallel_state(), [&] {
+  notify_on_error(models_.front()->parallel_state(), [&] {
     auto next = grouped.group_of.begin();
     for (const DistributedDataParallel* model : models_)
       for (const auto& buffer : model->buffers()) {

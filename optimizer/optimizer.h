@@ -181,7 +181,7 @@ class Optimizer {
   void apply_schedule(const OptimizerParamScheduler& scheduler, int64_t samples);
 
   /// Sets the learning rate of all groups with the configuration's max_lr and min_lr. UsageError,
-  /// as for the other two: a number that is not finite or is below 0.
+  /// here and in the next two functions: a number that is not finite or is below 0.
   void set_learning_rate(double value);
   /// Sets the learning rate of param_groups()[group]. UsageError: there is no such group.
   void set_learning_rate(size_t group, double value);

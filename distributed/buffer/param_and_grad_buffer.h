@@ -7,7 +7,6 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/core/parameters.h"
-#include "lockstep/distributed/gradient_scaling.h"
 #include "lockstep/distributed/param_layout.h"
 #include "lockstep/distributed/shard_ranges.h"
 

@@ -23,13 +23,6 @@ namespace {
 
 using Phase = GradSyncState::Phase;
 
-GradientScalingMode mode_of(const DistributedDataParallelConfig& config) {
-  if (config.calculate_per_token_loss.value_or(!config.average_in_collective))
-    return GradientScalingMode::per_token;
-  return config.average_in_collective ? GradientScalingMode::average_in_collective
-                                      : GradientScalingMode::average;
-}
-
 /// The settings on which the ranks must agree to have the same buckets.
 std::vector<ConfigValue> settings_of(const DistributedDataParallelConfig& config,
                                      bool disable_bucketing, MatrixLayout matrices) {
@@ -63,11 +56,21 @@ std::vector<int64_t> units_for(const torch::nn::Module& module,
 }  // namespace
 
 struct DistributedDataParallel::Impl {
+  static std::unique_ptr<Impl> make(const torch::nn::Module& module,
+                                    const ParallelState& parallel_state,
+                                    const DistributedDataParallelConfig& config,
+                                    bool disable_bucketing, MatrixLayout matrices) {
+    const std::vector<NamedParameter> parameters = collect_parameters(module);
+    return std::make_unique<Impl>(parameters, parallel_state, config, disable_bucketing, matrices,
+                                  collect_buffers(module, parameters),
+                                  units_for(module, parameters, config));
+  }
+
   Impl(const std::vector<NamedParameter>& parameters, const ParallelState& parallel_state,
        const DistributedDataParallelConfig& config, bool disable_bucketing, MatrixLayout matrices,
        std::vector<NamedParameter> buffers_of_module, const std::vector<int64_t>& units = {})
       : state(parallel_state),
-        mode(mode_of(config)),
+        mode(lockstep::scaling_mode(config)),
         group(parallel_state.group(GroupKind::dp_cp)),
         module_buffers(std::move(buffers_of_module)) {
     check_same_model(parameters, module_buffers, state,
@@ -134,10 +137,11 @@ struct DistributedDataParallel::Impl {
   }
 
   void refuse_lent(const char* call) const {
-    require<UsageError>(!sync->bucketing().lends_grads(),
-                        "{}: allowed with ddp.data_parallel_sharding_strategy = no_shard or optim, "
-                        "because no rank keeps whole gradients",
-                        call);
+    require<UsageError>(
+        !sync->bucketing().lends_grads(),
+        "{}: needs ddp.data_parallel_sharding_strategy = no_shard or optim; with the "
+        "other strategies no rank keeps whole gradients",
+        call);
   }
 
   bool shards_params() const { return params && params->has_units(); }
@@ -159,10 +163,7 @@ DistributedDataParallel::DistributedDataParallel(const torch::nn::Module& module
                                                  const ParallelState& parallel_state,
                                                  const DistributedDataParallelConfig& config,
                                                  bool disable_bucketing, MatrixLayout matrices)
-    : impl_(std::make_unique<Impl>(collect_parameters(module), parallel_state, config,
-                                   disable_bucketing, matrices,
-                                   collect_buffers(module, collect_parameters(module)),
-                                   units_for(module, collect_parameters(module), config))) {
+    : impl_(Impl::make(module, parallel_state, config, disable_bucketing, matrices)) {
   broadcast_params();
 }
 
@@ -279,7 +280,7 @@ void DistributedDataParallel::disable_forward_pre_hook(bool param_sync) {
 
 void DistributedDataParallel::enable_forward_pre_hook() {
   require<UsageError>(impl_->overlaps_param_gather,
-                      "enable_forward_pre_hook: allowed with ddp.overlap_param_gather");
+                      "enable_forward_pre_hook: needs ddp.overlap_param_gather");
   impl_->pre_hook = true;
   impl_->params->set_ahead(true);
 }

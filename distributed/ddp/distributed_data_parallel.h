@@ -64,7 +64,9 @@ struct StepAccess;
 ///
 /// With ddp.allow_unused_parameters nothing is reduced before start_grad_sync() or
 /// finish_grad_sync(), because ranks that use different parameters would reduce them at different
-/// points of backward, before or after what else they communicate over the same ranks.
+/// points of backward, before or after what else they communicate over the same ranks. A last
+/// backward that reaches none of the parameters on this rank is not noticed: call start_grad_sync()
+/// after it.
 ///
 /// Misuse throws UsageError with the names of the parameters. The other ranks are notified and
 /// raise CommunicationError instead of waiting. Misuse means: one backward too many, a step that is
@@ -146,8 +148,9 @@ class DistributedDataParallel {
   void set_num_microbatches(int64_t count);
 
   /// Declares that all micro-batches are done, and starts the reduction of every bucket that has
-  /// not been started. Not needed after a backward outside no_sync(). Throws if a parameter has
-  /// received no gradient since zero_grad_buffer().
+  /// not been started. Not needed after a backward outside no_sync() that reaches a parameter.
+  /// Throws if a parameter has received no gradient since zero_grad_buffer(), unless
+  /// ddp.allow_unused_parameters is set.
   void start_grad_sync();
 
   /// Waits until all gradients are reduced, and starts reductions that have not been started.

@@ -7,10 +7,10 @@
 #include "lockstep/core/upload.h"
 #include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/distributed/further_passes.h"
+#include "lockstep/distributed/notify_on_error.h"
 #include "lockstep/distributed/owned_grads.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/step_access.h"
-#include "lockstep/distributed/telling.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/pipeline_position.h"
 
@@ -74,7 +74,7 @@ void check_num_tokens(const FinalizeContext& context) {
                       "tokens (ddp.calculate_per_token_loss)");
   require<UsageError>(context.per_token() || !context.num_tokens,
                       "finalize_model_grads: num_tokens was given, but the gradients are averages "
-                      "over ranks; allowed with: ddp.calculate_per_token_loss");
+                      "over ranks; it needs ddp.calculate_per_token_loss");
   if (context.num_tokens) check_token_count(*context.num_tokens, "finalize_model_grads");
 }
 
@@ -130,7 +130,7 @@ FinalizeReport finalize_model_grads(const std::vector<DistributedDataParallel*>&
                                     const std::vector<RouterBias>& router_biases) {
   check_model_list(models, "finalize_model_grads");
   FinalizeContext context{models, num_tokens, router_biases};
-  telling(context.state(), [&] {
+  notify_on_error(context.state(), [&] {
     check_arguments(context);
     for (const FinalizePass* pass : kPasses) {
       const TraceScope scope([&] { return fmt::format("finalize: {}", pass->name); });

@@ -7,9 +7,9 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/text_digest.h"
 #include "lockstep/distributed/finalize_passes.h"
+#include "lockstep/distributed/notify_on_error.h"
 #include "lockstep/distributed/owned_grads.h"
 #include "lockstep/distributed/parameter_check.h"
-#include "lockstep/distributed/telling.h"
 #include "lockstep/parallel_state/axis_groups.h"
 #include "lockstep/parallel_state/collectives.h"
 
@@ -216,7 +216,7 @@ void check_partial_over_stages(const std::vector<DistributedDataParallel*>& mode
   std::vector<NamedParameter> in_order;
   for (const auto& [kind, params] : kinds)
     in_order.insert(in_order.end(), params.begin(), params.end());
-  telling_outside(stages, state, [&] { check_same_parameters(in_order, stages); });
+  notify_outside_on_error(stages, state, [&] { check_same_parameters(in_order, stages); });
 }
 
 }  // namespace lockstep

@@ -20,6 +20,14 @@ struct Copy {
   size_t index;
 
   const NamedParameter& param() const { return buffer->params()[index]; }
+  /// Where it lies, if it is cut: copies with the same answer have the same pieces on each rank.
+  std::string place() const {
+    if (!buffer->is_sharded() || buffer->all_reduced()) return "";
+    const ParamLayout::Slot& slot = buffer->layout().slots[index];
+    const ParamLayout::Bucket& bucket = buffer->layout().buckets[static_cast<size_t>(slot.bucket)];
+    return fmt::format(", element {} of a bucket of {}", slot.start - bucket.start,
+                       bucket.end - bucket.start);
+  }
   std::vector<at::Tensor> grads() const {
     const auto& slot = buffer->layout().slots[index];
     return reduced_grads(*buffer, {slot.start, slot.end});
@@ -91,11 +99,9 @@ std::vector<HeldCopy> own_copies(const std::vector<DistributedDataParallel*>& mo
   auto setting = settings.begin();
   for (const DistributedDataParallel* model : models)
     for (const auto& buffer : model->buffers())
-      for (const NamedParameter& param : buffer->params()) {
-        if (const auto& tie = param.description.tie)
-          copies.push_back({tie->stages, tie->name, *setting});
-        ++setting;
-      }
+      for (size_t i = 0; i < buffer->params().size(); ++i, ++setting)
+        if (const auto& tie = buffer->params()[i].description.tie)
+          copies.push_back({tie->stages, tie->name, *setting + Copy{&*buffer, i}.place()});
   return copies;
 }
 
@@ -138,9 +144,10 @@ void check_ties(const FinalizeContext& context) {
               copy.buffer->is_sharded() == copies.front().buffer->is_sharded() &&
               copy.buffer->holds_whole_matrices() ==
                   copies.front().buffer->holds_whole_matrices() &&
-              copy.buffer->all_reduced() == copies.front().buffer->all_reduced(),
+              copy.buffer->all_reduced() == copies.front().buffer->all_reduced() &&
+              copy.place() == copies.front().place(),
           "finalize_model_grads: parameters '{}' {} and '{}' {} are tied as '{}', but differ in "
-          "shape, dtype of the gradient, sharding or set_force_all_reduce()",
+          "shape, dtype of the gradient, sharding, padding of buckets or set_force_all_reduce()",
           first.name, first.tensor.sizes(), copy.param().name, copy.param().tensor.sizes(),
           tie.name);
   }

@@ -13,10 +13,9 @@ namespace lockstep {
 namespace {
 
 constexpr const char* kClosed =
-    "a parameter is read although its all-gather after the optimizer's step has not ended: call "
-    "finish_param_sync() of its DistributedDataParallel first, on every rank; only operators on "
-    "the "
-    "thread that made the step wait by themselves";
+    "this parameter is still being all-gathered after the optimizer's step: call "
+    "finish_param_sync() of its DistributedDataParallel on every rank first; operators called on "
+    "the thread that called step() wait automatically, other reads do not";
 
 constexpr const char* kLost =
     "a parameter is read that its DistributedDataParallel had not gathered when it was destroyed: "

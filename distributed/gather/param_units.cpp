@@ -7,8 +7,8 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/lent_storage.h"
+#include "lockstep/distributed/notify_on_error.h"
 #include "lockstep/distributed/param_sync.h"
-#include "lockstep/distributed/telling.h"
 
 namespace lockstep {
 
@@ -60,7 +60,7 @@ void ParamSync::launch(Gather& unit) {
   const Busy busy(busy_);  // the collective's own operators use the unit, too
   const at::NoGradGuard no_grad;
   if (!unit.failure.empty()) fail<CommunicationError>("{}", unit.failure);
-  telling(unit.group, [&] {
+  notify_on_error(unit.group, [&] {
     unit.lender->lent_params().allocate();
     unit.work = all_gather(unit.group, unit.whole, unit.shard, unit.label);
   });

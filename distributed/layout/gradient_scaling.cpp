@@ -14,6 +14,13 @@ ScalingFactor fraction(int64_t numerator, int64_t denominator) {
 
 }  // namespace
 
+GradientScalingMode scaling_mode(const DistributedDataParallelConfig& config) {
+  if (config.calculate_per_token_loss.value_or(!config.average_in_collective))
+    return GradientScalingMode::per_token;
+  return config.average_in_collective ? GradientScalingMode::average_in_collective
+                                      : GradientScalingMode::average;
+}
+
 const char* to_string(GradientScalingMode mode) {
   switch (mode) {
     case GradientScalingMode::per_token:

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "lockstep/core/config.h"
+
 namespace lockstep {
 
 /// How the gradients of the data-parallel ranks are normalized.
@@ -10,6 +12,9 @@ enum class GradientScalingMode {
   average,                ///< scale by 1 / ranks, then sum
   average_in_collective,  ///< average in the collective
 };
+
+/// The mode that calculate_per_token_loss and average_in_collective select.
+GradientScalingMode scaling_mode(const DistributedDataParallelConfig& config);
 
 /// "per-token", "average", "average-in-collective"
 const char* to_string(GradientScalingMode mode);

@@ -1,5 +1,7 @@
 #pragma once
 
+// Internal.
+
 #include "lockstep/distributed/param_layout.h"
 
 namespace lockstep {

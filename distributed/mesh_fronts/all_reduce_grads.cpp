@@ -15,9 +15,9 @@
 #include "lockstep/distributed/gradient_hook.h"
 #include "lockstep/distributed/gradient_scaling.h"
 #include "lockstep/distributed/mesh_reduction.h"
+#include "lockstep/distributed/notify_on_error.h"
 #include "lockstep/distributed/param_layout.h"
 #include "lockstep/distributed/parameter_check.h"
-#include "lockstep/distributed/telling.h"
 #include "lockstep/parallel_state/axis_groups.h"
 #include "lockstep/parallel_state/collectives.h"
 
@@ -25,6 +25,12 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kBucketBytes = int64_t{25} << 20;
+
+/// A trained parameter that has a gradient on some rank, and that gradient's dtype.
+struct Reduced {
+  const MeshParameter* param;
+  at::ScalarType dtype;
+};
 
 /// A gradient, and the tensor that is sent for it: itself, or a contiguous copy.
 struct Travelling {
@@ -91,27 +97,50 @@ Trained trained_of(const MeshParameters& model) {
   return trained;
 }
 
+/// What the ranks tell each other of a gradient; each byte becomes the maximum over the ranks.
+struct Claim {
+  int8_t presence = kAbsent;
+  int8_t highest_dtype = 0;  ///< 0 without a gradient
+  int8_t lowest_dtype = 0;   ///< kLast minus the dtype; 0 without a gradient
+  int8_t unused = 0;
+
+  static constexpr int kLast = 127;
+};
+static_assert(sizeof(Claim) == 4 && static_cast<int>(at::ScalarType::NumOptions) < Claim::kLast);
+
+Claim claim_of(const at::Tensor& grad) {
+  if (!grad.defined()) return {};
+  const auto dtype = static_cast<int>(grad.scalar_type());
+  return {static_cast<int8_t>(presence_of(grad)), static_cast<int8_t>(dtype),
+          static_cast<int8_t>(Claim::kLast - dtype)};
+}
+
 /// The trained parameters that have a gradient on some rank of the group.
-Trained parameters_with_gradients(const Trained& trained, const ProcessGroup& group) {
-  if (trained.empty()) return trained;
-  at::Tensor present = at::zeros({static_cast<int64_t>(trained.size())}, at::kInt);
-  for (size_t i = 0; i < trained.size(); ++i)
-    present.data_ptr<int>()[i] = presence_of(trained[i]->tensor.grad());
-  all_reduce(group, present, ReduceOp::max, "who has gradients").wait();
-  Trained result;
+std::vector<Reduced> parameters_with_gradients(const Trained& trained, const ProcessGroup& group) {
+  std::vector<Reduced> result;
+  if (trained.empty()) return result;
+  at::Tensor bytes = at::zeros({static_cast<int64_t>(trained.size() * sizeof(Claim))}, at::kChar);
+  auto* const claims = reinterpret_cast<Claim*>(bytes.data_ptr());
+  for (size_t i = 0; i < trained.size(); ++i) claims[i] = claim_of(trained[i]->tensor.grad());
+  all_reduce(group, bytes, ReduceOp::max, "who has gradients").wait();
   for (size_t i = 0; i < trained.size(); ++i) {
-    const int found = present.data_ptr<int>()[i];
-    refuse_presence(found, trained[i]->name);
-    if (found != kAbsent) result.push_back(trained[i]);
+    refuse_presence(claims[i].presence, trained[i]->name);
+    if (claims[i].presence == kAbsent) continue;
+    const auto highest = static_cast<at::ScalarType>(claims[i].highest_dtype);
+    const auto lowest = static_cast<at::ScalarType>(Claim::kLast - claims[i].lowest_dtype);
+    require<UsageError>(highest == lowest,
+                        "all_reduce_grads: the gradient of '{}' is {} on a rank and {} on another, "
+                        "allowed: one dtype",
+                        trained[i]->name, at::toString(lowest), at::toString(highest));
+    result.push_back({trained[i], highest});
   }
   return result;
 }
 
-Travelling prepare(const MeshParameter& param) {
-  at::Tensor& grad = param.tensor.mutable_grad();
-  if (!grad.defined())
-    grad = at::zeros_like(param.tensor,
-                          param.tensor.grad_dtype().value_or(param.tensor.scalar_type()));
+Travelling prepare(const Reduced& reduced) {
+  const at::Tensor& tensor = reduced.param->tensor;
+  at::Tensor& grad = tensor.mutable_grad();
+  if (!grad.defined()) grad = at::zeros_like(tensor, reduced.dtype);
   return {grad, grad.contiguous()};
 }
 
@@ -174,8 +203,8 @@ class GroupOfGrads {
  public:
   GroupOfGrads(const Trained& params, ProcessGroup group, ScalingFactor factor)
       : group_(std::move(group)), factor_(factor) {
-    for (const MeshParameter* param : parameters_with_gradients(params, group_)) {
-      Travelling item = prepare(*param);
+    for (const Reduced& reduced : parameters_with_gradients(params, group_)) {
+      Travelling item = prepare(reduced);
       by_dtype_[{item.sent.scalar_type(), item.sent.device().str()}].push_back(std::move(item));
     }
   }
@@ -225,18 +254,18 @@ void refuse_taken(const MeshParameters& model) {
 void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh, bool use_ddp) {
   using Axes = std::vector<std::string>;
   const ParallelState& state = world_mesh.parallel_state();
-  const ProcessGroup group = telling(state, [&] {
+  const ProcessGroup group = notify_on_error(state, [&] {
     for (const MeshParameter& param : model)
       refuse_unfinished(param.name, param.tensor, "all_reduce_grads");
     refuse_described(model, state);
     return world_mesh.get_group(use_ddp ? Axes{"cp"} : Axes{"dp", "cp"});
   });
-  if (group.size() == 1) return telling_outside(group, state, [&] { model.check(); });
+  if (group.size() == 1) return notify_outside_on_error(group, state, [&] { model.check(); });
   const at::NoGradGuard no_grad;
   const Trained trained = trained_of(model);
   const ScalingFactor factor =
       scaling_factor(GradientScalingMode::average, group.size(), group.size());
-  const auto grads = telling_outside(group, state, [&] {
+  const auto grads = notify_outside_on_error(group, state, [&] {
     check_same_list(model, trained, group);
     return GroupOfGrads(trained, group, factor);
   });
@@ -246,9 +275,9 @@ void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh,
 void all_reduce_grads(const torch::nn::Module& module, const ParallelState& state) {
   const at::NoGradGuard no_grad;
   const MeshParameters model = mesh_parameters(module, state);
-  telling(state, [&] { refuse_taken(model); });
+  notify_on_error(state, [&] { refuse_taken(model); });
   const ProcessGroup stage = DeviceMesh::dense(state).get_group({"dp", "cp", "tp"});
-  telling_outside(stage, state, [&] {
+  notify_outside_on_error(stage, state, [&] {
     check_same_parameters(collect_parameters(module), stage, {}, {},
                           {kCuttingAxes.begin(), kCuttingAxes.end()});
   });
@@ -256,7 +285,7 @@ void all_reduce_grads(const torch::nn::Module& module, const ParallelState& stat
   for (const auto& [key, route] : routes_of(model)) {
     const ProcessGroup group = route.mesh.get_group(route.axes);
     const ScalingFactor factor = {1, std::get<2>(key)};
-    groups.push_back(telling_outside(group, state, [&, &own = route] {
+    groups.push_back(notify_outside_on_error(group, state, [&, &own = route] {
       check_same_on_stages(own, group);
       return GroupOfGrads(own.params, group, factor);
     }));

@@ -22,19 +22,19 @@ namespace lockstep {
 /// Gradients are changed in place: they stay the same tensors, even if they are views of another
 /// buffer. They are sent in buckets of at most 25 MiB of one dtype, the last parameters first, all
 /// in flight at once. First the ranks compare their lists (names, shapes, dtypes) with one
-/// all-gather of 8 bytes per rank, and agree on who has a gradient with one all-reduce of 4 bytes
-/// per parameter. If some rank has a gradient, all ranks have one afterwards, and missing ones
-/// count as zeros. If no rank has one, none gets one.
+/// all-gather of 8 bytes per rank, and agree on who has a gradient, and of which dtype, with one
+/// all-reduce of 4 bytes per parameter. If some rank has a gradient, all ranks have one of its
+/// dtype afterwards, and missing ones count as zeros. If no rank has one, none gets one.
 ///
 /// Collective over the group; does nothing in a group of one rank. UsageError: an axis that the
 /// mesh does not have, or an undefined tensor (if only some ranks find these, the others throw
 /// CommunicationError). UsageError on all ranks, naming the parameter: a gradient on any rank that
-/// is sparse, is not a floating-point tensor, or whose elements share memory (an expanded tensor).
-/// CommunicationError on all ranks, with the first difference: lists that differ. UsageError,
-/// naming the parameter: a description for which reducing over dp and cp is not enough (a gradient
-/// that is partial over another axis of several ranks, an expert, a tie over pipeline stages), or a
-/// gradient that another front manages and has not reduced yet, or shards. Ranks outside the group
-/// that wait for one that throws throw CommunicationError.
+/// is sparse, is not a floating-point tensor, or whose elements share memory (an expanded tensor),
+/// and gradients of several dtypes. CommunicationError on all ranks, with the first difference:
+/// lists that differ. UsageError, naming the parameter: a description for which reducing over dp
+/// and cp is not enough (a gradient that is partial over another axis of several ranks, an expert,
+/// a tie over pipeline stages), or a gradient that another front manages and has not reduced yet,
+/// or shards. Ranks outside the group that wait for one that throws throw CommunicationError.
 void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh, bool use_ddp);
 
 /// The same for a module that describes its parameters: each gradient is reduced as

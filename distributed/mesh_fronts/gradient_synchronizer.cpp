@@ -12,9 +12,9 @@
 #include "lockstep/distributed/grad_sync.h"
 #include "lockstep/distributed/mesh_buffers.h"
 #include "lockstep/distributed/mesh_reduction.h"
+#include "lockstep/distributed/notify_on_error.h"
 #include "lockstep/distributed/owned_grads.h"
 #include "lockstep/distributed/parameter_check.h"
-#include "lockstep/distributed/telling.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
@@ -30,7 +30,8 @@ constexpr GradSyncCalls kCalls = {
     .complete = "wait()",
     .reset = "zero_grad",
     .allow_unused = "GradientSynchronizerOptions::allow_unused_parameters",
-    .surplus = "state the backwards of a step with set_required_accumulations()"};
+    .surplus = "state the backwards of a step with set_required_accumulations()",
+    .reached_none = ""};
 
 at::Tensor sum_of_tokens(const ProcessGroup& group, const at::Tensor& num_tokens) {
   at::Tensor tokens = num_tokens.detach().to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
@@ -85,8 +86,8 @@ struct GradientSynchronizer::Impl {
       std::set<std::string_view> in_group;
       for (const MeshParameter& param : param_groups[g])
         require<UsageError>(in_group.insert(param.name).second,
-                            "parameter group {}: two parameters are called '{}', allowed: names "
-                            "that differ",
+                            "parameter group {}: two parameters are called '{}'; names must be "
+                            "unique",
                             g, param.name);
     }
     for (const MeshParameters& group : param_groups)
@@ -163,7 +164,7 @@ struct GradientSynchronizer::Impl {
     std::vector<NamedParameter> described = candidate.params;
     for (size_t i = 0; i < described.size(); ++i)
       described[i].description = candidate.descriptions[i];
-    telling_outside(group, candidate.mesh.parallel_state(), [&] {
+    notify_outside_on_error(group, candidate.mesh.parallel_state(), [&] {
       check_same_parameters(described, group, settings_of(candidate), [&] {
         for (const NamedParameter& param : candidate.params) refuse_hooked(param);
       });
@@ -175,7 +176,7 @@ struct GradientSynchronizer::Impl {
     for (const MeshParameters& group : param_groups)
       for (const MeshParameter& param : group)
         if (!param.tensor.requires_grad()) frozen.push_back({param.name, param.tensor, {}});
-    auto candidates = telling(job(), [this] {
+    auto candidates = notify_on_error(job(), [this] {
       std::vector<MeshBufferCandidate> found;
       for (const bool only_compared : {true, false}) collect(found, only_compared);
       return found;
@@ -201,7 +202,7 @@ struct GradientSynchronizer::Impl {
 
   void finish() {
     require_bound("wait");
-    telling(job(), [&] { refuse_unfrozen(frozen); });
+    notify_on_error(job(), [&] { refuse_unfrozen(frozen); });
     if (!sync) return;
     sync->state().refuse_early_finish();
     sync->finish();
@@ -213,6 +214,14 @@ struct GradientSynchronizer::Impl {
     frozen.clear();
     divided = false;
     bound = false;
+  }
+
+  std::vector<at::Tensor> bound_parameters() const {
+    std::vector<at::Tensor> result = local;
+    if (!sync) return result;
+    for (const Bucketing::Place& place : sync->bucketing().places)
+      result.push_back(place.buffer->params()[place.index].tensor);
+    return result;
   }
 
   void divide(const at::Tensor& tokens) {
@@ -243,7 +252,7 @@ GradientSynchronizer::GradientSynchronizer(std::vector<MeshParameters> param_gro
                                            GradientSynchronizerOptions options)
     : impl_(new Impl{std::move(param_groups), bucket_size_mb, require_accumulations,
                      std::move(options)}) {
-  telling(impl_->job(), [&] { impl_->check(); });
+  notify_on_error(impl_->job(), [&] { impl_->check(); });
 }
 
 GradientSynchronizer::GradientSynchronizer(const torch::nn::Module& module,
@@ -268,29 +277,29 @@ void GradientSynchronizer::bind() {
 void GradientSynchronizer::unbind() {
   if (!impl_->bound) return;
   if (impl_->sync) impl_->sync->settle();
+  const std::vector<at::Tensor> bound = impl_->bound_parameters();
   impl_->unbind();
-  for (const MeshParameters& group : impl_->param_groups)
-    for (const MeshParameter& param : group)
-      if (param.tensor.requires_grad()) param.tensor.mutable_grad().reset();
+  for (const at::Tensor& tensor : bound) tensor.mutable_grad().reset();
 }
 
 void GradientSynchronizer::wait() {
   if (impl_->options.token_group)
-    telling(*impl_->options.token_group,
-            [] { fail<UsageError>("wait: num_tokens is missing; the reduction is per-token"); });
+    notify_on_error(*impl_->options.token_group, [] {
+      fail<UsageError>("wait: num_tokens is missing; the reduction is per-token");
+    });
   impl_->finish();
 }
 
 void GradientSynchronizer::wait(const at::Tensor& num_tokens) {
   const std::optional<ProcessGroup>& token_group = impl_->options.token_group;
-  telling(impl_->job(), [&] {
+  notify_on_error(impl_->job(), [&] {
     require<UsageError>(token_group.has_value(),
                         "wait: num_tokens was given, but the reduction is {}; allowed: per-token",
                         to_string(impl_->options.reduction));
   });
-  telling(*token_group, [&] { check_token_count(num_tokens, "wait"); });
+  notify_on_error(*token_group, [&] { check_token_count(num_tokens, "wait"); });
   impl_->finish();
-  telling(*token_group, [&] {
+  notify_on_error(*token_group, [&] {
     require<UsageError>(!impl_->divided,
                         "wait: the gradients of this step are divided by their tokens already; "
                         "call zero_grad() between steps");

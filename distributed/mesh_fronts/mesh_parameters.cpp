@@ -7,7 +7,7 @@
 #include "lockstep/core/parameters.h"
 #include "lockstep/distributed/description_check.h"
 #include "lockstep/distributed/mesh_reduction.h"
-#include "lockstep/distributed/telling.h"
+#include "lockstep/distributed/notify_on_error.h"
 
 namespace lockstep {
 namespace {
@@ -93,7 +93,7 @@ const ParallelState* MeshParameters::job() const {
 }
 
 MeshParameters mesh_parameters(const torch::nn::Module& module, const ParallelState& state) {
-  return telling(state, [&] {
+  return notify_on_error(state, [&] {
     std::vector<NamedParameter> parameters = collect_parameters(module);
     refuse_other_cuts(parameters, state.grids(), "mesh_parameters");
     refuse_ties(parameters, state.grids(), "mesh_parameters");

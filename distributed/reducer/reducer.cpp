@@ -51,7 +51,7 @@ void check_options(const ReducerOptions& o) {
                        fmt::join(o.initial_bucket_bytes_caps, ", "));
   require<ConfigError>(
       !o.skip_all_reduce_unused_params || (o.find_unused_parameters && !o.static_graph),
-      "Reducer: skip_all_reduce_unused_params: found true, allowed with: "
+      "Reducer: skip_all_reduce_unused_params: found true, which needs "
       "find_unused_parameters = true and static_graph = false");
   require<ConfigError>(!o.reduce_dtype || at::isFloatingType(*o.reduce_dtype),
                        "Reducer: reduce_dtype: found {}, allowed: a floating-point type",
@@ -62,8 +62,7 @@ std::vector<NamedParameter> trained(const std::vector<NamedParameter>& parameter
   std::vector<NamedParameter> result;
   for (const NamedParameter& param : parameters)
     if (param.tensor.requires_grad()) result.push_back(param);
-  require<UsageError>(!result.empty(),
-                      "Reducer: not needed, none of the {} parameters requires a gradient",
+  require<UsageError>(!result.empty(), "Reducer: none of the {} parameters requires a gradient",
                       parameters.size());
   return result;
 }
@@ -162,7 +161,8 @@ Reducer::Impl::Impl(std::vector<NamedParameter> parameters,
     for (const NamedParameter& param : params) tensors.push_back(param.tensor);
     auto caps = options.initial_bucket_bytes_caps;
     if (caps.empty()) caps = options.bucket_bytes_caps;
-    auto buckets_by_size = compute_bucket_assignment_by_size(tensors, caps, sparse).buckets;
+    auto buckets_by_size =
+        compute_bucket_assignment_by_size(tensors, caps, sparse, {}, options.reduce_dtype).buckets;
     std::reverse(buckets_by_size.begin(), buckets_by_size.end());
     build_buckets(std::move(buckets_by_size));
   } else {
@@ -308,7 +308,7 @@ bool Reducer::has_rebuilt_buckets() const { return impl_->rebuilt; }
 
 const std::vector<int32_t>& Reducer::used_counts() const {
   require<UsageError>(impl_->tracks_usage(),
-                      "used_counts: allowed with find_unused_parameters or static_graph");
+                      "used_counts: needs find_unused_parameters or static_graph");
   return impl_->usage->counts();
 }
 

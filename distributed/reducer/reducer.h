@@ -59,7 +59,8 @@ struct ReducerOptions {
   /// alone. On the CPU only.
   std::vector<std::string> sparse_parameters = {};
   /// Dtype of the buckets, if not that of the parameters: fp32 sums for bf16 parameters, or the
-  /// other way round. With gradient_as_bucket_view it is the dtype of the gradients as well.
+  /// other way round. With gradient_as_bucket_view it is the dtype of the gradients as well. Sparse
+  /// gradients keep the dtype of their parameter.
   std::optional<at::ScalarType> reduce_dtype = {};
   /// Refuses gradients that are NaN or infinite before they are sent. Not with a hook.
   bool check_for_nan_in_grad = false;
@@ -130,6 +131,7 @@ class Reducer {
   /// several pipeline stages. CommunicationError, naming the parameter, for one that some ranks of
   /// tp, dp and cp train and others have frozen.
   Reducer(const torch::nn::Module& module, const ParallelState& state, ReducerOptions options = {});
+  /// The same for a list of parameters; `group` as above. Nothing is known of module buffers.
   Reducer(std::vector<NamedParameter> parameters, const ProcessGroup& group,
           const ReducerOptions& options = {});
   /// Removes the hooks.

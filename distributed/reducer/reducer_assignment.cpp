@@ -65,7 +65,8 @@ void sort_by_smallest(BucketAssignment& assignment) {
 BucketAssignment compute_bucket_assignment_by_size(const std::vector<at::Tensor>& tensors,
                                                    const std::vector<int64_t>& limits,
                                                    const std::vector<bool>& expect_sparse,
-                                                   const std::vector<size_t>& tensor_indices) {
+                                                   const std::vector<size_t>& tensor_indices,
+                                                   std::optional<at::ScalarType> reduce_dtype) {
   check_input(tensors, limits, expect_sparse, tensor_indices);
   BucketAssignment result;
   std::vector<OpenBucket> open;
@@ -86,7 +87,9 @@ BucketAssignment compute_bucket_assignment_by_size(const std::vector<at::Tensor>
     OpenBucket& bucket = open_bucket_of(open, tensors[i]);
     if (bucket.tensors.empty()) bucket.first = i;
     bucket.tensors.push_back(name);
-    bucket.bytes += static_cast<int64_t>(tensors[i].nbytes());
+    bucket.bytes +=
+        tensors[i].numel() *
+        static_cast<int64_t>(at::elementSize(reduce_dtype.value_or(tensors[i].scalar_type())));
     if (bucket.bytes >= limits[bucket.next_limit]) close(bucket);
   }
   std::sort(open.begin(), open.end(),

@@ -1,6 +1,9 @@
 #pragma once
 
+// Internal.
+
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +22,8 @@ struct BucketAssignment {
 /// Goes through `tensors` in order and puts each into the open bucket of its (dtype, device). A
 /// bucket closes once it holds at least the current limit, so it may hold more; then the next of
 /// `limits` (bytes, at least one) applies to that dtype and device; the last one applies to all
-/// further buckets. A tensor for which `expect_sparse` is true has a bucket of its own.
+/// further buckets. A tensor for which `expect_sparse` is true has a bucket of its own. Bytes are
+/// those of the tensors, or of as many elements of `reduce_dtype`.
 ///
 /// `tensor_indices` names the tensors (the order in which gradients became ready): the result and
 /// `expect_sparse` use these names, and buckets are listed in the order in which they closed,
@@ -31,7 +35,8 @@ struct BucketAssignment {
 BucketAssignment compute_bucket_assignment_by_size(const std::vector<at::Tensor>& tensors,
                                                    const std::vector<int64_t>& limits,
                                                    const std::vector<bool>& expect_sparse = {},
-                                                   const std::vector<size_t>& tensor_indices = {});
+                                                   const std::vector<size_t>& tensor_indices = {},
+                                                   std::optional<at::ScalarType> reduce_dtype = {});
 
 /// Throws UsageError unless `buckets` holds every position of `parameters` exactly once, no bucket
 /// is empty, the parameters of a bucket share dtype and device, and one that expects sparse

@@ -143,12 +143,28 @@ void ReducerBucket::start(CommHook* hook, int64_t divisor, const at::Tensor& spa
                       hook ? hook->name() : plain.name());
 }
 
+void ReducerBucket::refuse_other_than_sparse(const at::Tensor& result) const {
+  const at::Tensor& param = params().front().tensor;
+  require<UsageError>(
+      result.defined() && result.layout() == at::kSparse && result.sizes() == param.sizes() &&
+          result.scalar_type() == param.scalar_type(),
+      "communication hook: returned {} for {}, allowed: a sparse tensor {} of {}",
+      result.defined()
+          ? fmt::format("a {} tensor {} of {}", result.layout() == at::kSparse ? "sparse" : "dense",
+                        fmt::format("[{}]", fmt::join(result.sizes(), ", ")),
+                        at::toString(result.scalar_type()))
+          : "nothing",
+      label(), fmt::format("[{}]", fmt::join(param.sizes(), ", ")),
+      at::toString(param.scalar_type()));
+}
+
 void ReducerBucket::finish() {
   const at::NoGradGuard no_grad;
   if (!finish_) return group_->finish();
   const at::Tensor result = finish_();
   finish_ = nullptr;
   if (!buffer_) {
+    refuse_other_than_sparse(result);
     sparse_ = result;
     return;
   }
@@ -156,7 +172,7 @@ void ReducerBucket::finish() {
   require<UsageError>(result.defined() && result.numel() == flat.numel(),
                       "communication hook: returned {} elements for {}, allowed: {}",
                       result.defined() ? result.numel() : 0, group_->label(), flat.numel());
-  if (result.data_ptr() != flat.data_ptr()) flat.copy_(result.view(-1));
+  if (result.data_ptr() != flat.data_ptr()) flat.copy_(result.reshape(-1));
 }
 
 void ReducerBucket::give(size_t place, bool used) {

@@ -72,6 +72,7 @@ class ReducerBucket {
   bool as_view() const { return settings_.gradient_as_bucket_view; }
   GradBucket grad_bucket(int64_t divisor, const at::Tensor& sparse_rows) const;
   void refuse_sparse_not_finite() const;
+  void refuse_other_than_sparse(const at::Tensor& result) const;
 
   std::shared_ptr<const std::vector<NamedParameter>> params_;
   Settings settings_;

@@ -7,11 +7,11 @@
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/grad_sync_state.h"
 #include "lockstep/distributed/gradient_hook.h"
+#include "lockstep/distributed/notify_on_error.h"
 #include "lockstep/distributed/reducer.h"
 #include "lockstep/distributed/reducer_bucket.h"
 #include "lockstep/distributed/reducer_statistics.h"
 #include "lockstep/distributed/reducer_usage.h"
-#include "lockstep/distributed/telling.h"
 
 namespace lockstep {
 
@@ -53,6 +53,7 @@ struct Reducer::Impl final : GradientObserver {
   void on_gradient(int64_t position, bool in_place) override;
   std::string front() const override { return "Reducer"; }
   std::string unfinished() const override;
+  void refuse_late(int64_t position) const;
   void note_without_reduction(size_t param);
   void arm(int64_t position);
   bool completes(size_t param, bool has_gradient);

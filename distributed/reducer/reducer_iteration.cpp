@@ -61,9 +61,9 @@ void Reducer::Impl::rebuild_if_due() {
     positions.push_back(static_cast<size_t>(agreed[i].item<int64_t>()));
     tensors.push_back(params[positions.back()].tensor);
   }
-  build_buckets(
-      compute_bucket_assignment_by_size(tensors, options.bucket_bytes_caps, sparse, positions)
-          .buckets);
+  build_buckets(compute_bucket_assignment_by_size(tensors, options.bucket_bytes_caps, sparse,
+                                                  positions, options.reduce_dtype)
+                    .buckets);
 }
 
 void Reducer::Impl::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
@@ -82,9 +82,8 @@ void Reducer::Impl::prepare_for_backward(const std::vector<at::Tensor>& outputs)
       return;
     }
     require<UsageError>(watch(outputs) || reaches,
-                        "Reducer: prepare_for_backward: found outputs without a graph, allowed "
-                        "before the other prepared backwards have run ({} to come): outputs with a "
-                        "graph",
+                        "Reducer: prepare_for_backward: found no output with a graph; at least "
+                        "one must have a graph while other prepared backwards are pending ({})",
                         prepared.size() - 1);
   });
 }
@@ -148,6 +147,7 @@ void Reducer::Impl::on_gradient(int64_t position, bool in_place) {
                         "prepare_for_forward() announced a reduction; inside join() it belongs "
                         "inside no_sync() too",
                         params[static_cast<size_t>(position)].name);
+    if (armed) guarded([&] { refuse_late(position); });
     if (usage) guarded([&] { note_without_reduction(static_cast<size_t>(position)); });
     return;
   }
@@ -170,6 +170,15 @@ void Reducer::Impl::on_gradient(int64_t position, bool in_place) {
       place.bucket->take_unused(place.index);
     launch(sync->on_gradient(position, /*synchronize=*/true));
   });
+}
+
+/// A bucket may be under way that holds what the parameter has received in the open iteration.
+void Reducer::Impl::refuse_late(int64_t position) const {
+  require<UsageError>(
+      !sync->is_ready(position),
+      "Reducer: '{}' received a gradient inside no_sync() while iteration {}, which "
+      "reduces it, is open; finish the backwards of that iteration first",
+      params[static_cast<size_t>(position)].name, iteration);
 }
 
 /// An accumulated gradient counts as a use in the reduction that follows.

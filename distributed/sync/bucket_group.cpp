@@ -147,16 +147,14 @@ void BucketGroup::add_exchanged() {
 void BucketGroup::continue_over_instances() {
   if (!reduction_.instances) return;
   const at::NoGradGuard no_grad;
-  wait();
+  finish();
   for (const Bucket& bucket : buckets_)
     works_.push_back(all_reduce(*reduction_.instances,
                                 reduces_shards(bucket) ? bucket.grad_shard : bucket.grads,
                                 reduction_.op, label_));
 }
 
-void BucketGroup::finish() { wait(); }
-
-void BucketGroup::wait() {
+void BucketGroup::finish() {
   for (Work& work : works_) work.wait();
   works_.clear();
   add_exchanged();

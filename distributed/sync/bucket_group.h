@@ -1,5 +1,7 @@
 #pragma once
 
+// Internal.
+
 #include <optional>
 #include <string>
 #include <vector>
@@ -99,7 +101,6 @@ class BucketGroup {
   void free_lent();
   void start_exchange(const Bucket& bucket);
   void add_exchanged();
-  void wait();
 
   /// The terms of a shard from all ranks [ranks, shard's elements].
   struct Exchange {

@@ -132,7 +132,7 @@ std::map<GroupKind, GradReduction> make_reductions(const std::vector<KeyedParams
   const RankGrids& grids = state.grids();
   const bool accumulate_in_fp32 = config.reduce_scatter_with_fp32_accumulation;
   require<ConfigError>(!accumulate_in_fp32 || grids.sizes().optimizer_instances == 1,
-                       "ddp.reduce_scatter_with_fp32_accumulation: found true, allowed with: "
+                       "ddp.reduce_scatter_with_fp32_accumulation: found true, which needs "
                        "parallel.num_distributed_optimizer_instances = 1 (found {})",
                        grids.sizes().optimizer_instances);
   if (config.use_distributed_optimizer) check_optimizer_instances(grids);

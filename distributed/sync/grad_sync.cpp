@@ -154,9 +154,9 @@ void GradSync::settle() {
 void GradSync::scale(double factor) {
   const bool reduced = state_.phase() == GradSyncState::Phase::ready;
   require<UsageError>(reduced || !bucketing_.lends_grads(),
-                      "scale_gradients: the state is {}, allowed with sharded gradients "
-                      "(ddp.data_parallel_sharding_strategy = optim_grads, "
-                      "optim_grads_params): ready",
+                      "scale_gradients: the state is {}; sharded gradients "
+                      "(ddp.data_parallel_sharding_strategy = optim_grads or optim_grads_params) "
+                      "can be scaled only after finish_grad_sync()",
                       state_.phase_text());
   guarded([&] {
     if (reduced) return refuse_replaced();

@@ -11,7 +11,7 @@
 #include "lockstep/distributed/grad_sync_state.h"
 #include "lockstep/distributed/gradient_hook.h"
 #include "lockstep/distributed/no_sync.h"
-#include "lockstep/distributed/telling.h"
+#include "lockstep/distributed/notify_on_error.h"
 
 namespace lockstep {
 

@@ -139,9 +139,10 @@ void GradSyncState::refuse_early_finish() const {
   if (phase_ == Phase::reducing || phase_ == Phase::ready || pending_ != bucket_sizes_ ||
       (allow_unused_ && (!begun || has_all_passes())))
     return;
-  fail<UsageError>("{}: came before the last of {} backwards of this step (state {}): {}",
+  fail<UsageError>("{}: came before the last of {} backwards of this step (state {}): {}{}",
                    calls_.finish, microbatches_, phase_text(),
-                   shortened(list_missing(/*needs_ready=*/true)));
+                   shortened(list_missing(/*needs_ready=*/true)),
+                   allow_unused_ ? calls_.reached_none : "");
 }
 
 GradSyncState::Launch GradSyncState::start() {

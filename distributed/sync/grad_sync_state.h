@@ -1,5 +1,7 @@
 #pragma once
 
+// Internal.
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -19,6 +21,10 @@ struct GradSyncCalls {
   const char* allow_unused = "ddp.allow_unused_parameters";
   /// What to do about one backward too many.
   const char* surplus = "run all but the last micro-batch inside no_sync()";
+  /// What to do about a backward that reached nothing, with unused parameters allowed.
+  const char* reached_none =
+      "; if a backward of this step reaches none of the parameters, call start_grad_sync() after "
+      "the last one";
 };
 
 /// Counts the gradients of a training step and says which buckets may be reduced, and when. It has

@@ -8,8 +8,8 @@
 #include "lockstep/core/text_digest.h"
 #include "lockstep/distributed/buffer_kind.h"
 #include "lockstep/distributed/model_units.h"
+#include "lockstep/distributed/notify_on_error.h"
 #include "lockstep/distributed/parameter_check.h"
-#include "lockstep/distributed/telling.h"
 #include "lockstep/parallel_state/axis_groups.h"
 #include "lockstep/parallel_state/collectives.h"
 
@@ -37,7 +37,7 @@ void check_over(GroupKind kind, const Parameters& parameters, const ParallelStat
                 const std::function<void()>& own_checks = {},
                 const std::vector<MeshAxis>& cut_over = {}, const Parameters& buffers = {}) {
   const ProcessGroup group = state.group(kind);
-  telling_outside(group, state, [&] {
+  notify_outside_on_error(group, state, [&] {
     check_same_parameters(parameters, group, settings, own_checks, cut_over, buffers);
   });
 }
@@ -71,7 +71,7 @@ void check_shared(const Parameters& parameters, MeshAxis axis, const ParallelSta
       facts.push_back({param.name, cut ? trained_text(param) : settings_text(param)});
     }
   const ProcessGroup group = state.group(group_kind_of(axis));
-  telling_outside(group, state, [&] { check_same_by_name(facts, group); });
+  notify_outside_on_error(group, state, [&] { check_same_by_name(facts, group); });
 }
 
 /// Checks the parameters that are sent over `axis` after the data-parallel reduction or in an
@@ -131,7 +131,7 @@ void check_same_trained(const Parameters& parameters, const ParallelState& state
       if (of_experts == (experts_differ && param.description.lives_on(MeshAxis::ep)))
         facts.push_back({param.name, trained_text(param)});
     const ProcessGroup group = state.group(kind);
-    telling_outside(group, state, [&] { check_same_by_name(facts, group); });
+    notify_outside_on_error(group, state, [&] { check_same_by_name(facts, group); });
   };
   compare(GroupKind::tp_dp_cp, /*of_experts=*/false);
   if (!experts_differ) return;

@@ -22,18 +22,17 @@ namespace lockstep {
 ///   buffers, `settings` and all `units`, since experts are gathered between the other units;
 /// - over tp, etp and ep the parameters whose gradients are partial there, which of them share a
 ///   unit, and `settings`; and where the axis cuts a matrix that is whole in its buffer, all such
-///   matrices, because Muon's update gathers them.
-///
+///   matrices, because Muon's update gathers them;
 /// - over tp and etp, for parameters with complete gradients that several ranks hold, whole or in
 ///   pieces: whether they are trained and, for whole ones, whether they have weight decay. Each
 ///   rank may hold further parameters.
 ///
 /// `units`: the unit of each parameter, if they are sharded by units.
 ///
-/// As long as they agree, ranks send 8 bytes over dp-cp and for each of these lines that concerns
-/// an axis of several ranks. CommunicationError, on every rank of the group, with the first
-/// difference; the ranks outside are notified. `own_checks`, and errors of the descriptions: as in
-/// check_same_parameters().
+/// As long as they agree, ranks send 8 bytes over dp-cp and for each of these four items that
+/// concerns an axis of several ranks. CommunicationError, on every rank of the group, with the
+/// first difference; the ranks outside are notified. `own_checks`, and errors of the descriptions:
+/// as in check_same_parameters().
 void check_same_model(const std::vector<NamedParameter>& parameters,
                       const std::vector<NamedParameter>& buffers, const ParallelState& state,
                       const std::vector<ConfigValue>& settings, const std::vector<int64_t>& units,

@@ -11,7 +11,7 @@
 #include "lockstep/core/text_digest.h"
 #include "lockstep/core/text_fields.h"
 #include "lockstep/distributed/gradient_hook.h"
-#include "lockstep/distributed/telling.h"
+#include "lockstep/distributed/notify_on_error.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/parallel_state.h"
 
@@ -152,8 +152,8 @@ constexpr std::string_view kFault = "refused\t";
 void refuse_faults(const std::vector<std::string>& texts, const ProcessGroup& group) {
   for (size_t i = 0; i < texts.size(); ++i)
     require<CommunicationError>(!texts[i].starts_with(kFault),
-                                "rank {} of group {} refused its own arguments: {}",
-                                group.ranks()[i], group.to_string(),
+                                "rank {} of group {} rejected its arguments: {}", group.ranks()[i],
+                                group.to_string(),
                                 texts[i].substr(std::min(kFault.size(), texts[i].size())));
 }
 
@@ -226,7 +226,7 @@ void check_parameter_list(const std::vector<NamedParameter>& parameters, const c
                         param.name, *first->second);
     const auto [named, is_first] = names.emplace(param.name, i);
     require<UsageError>(is_first,
-                        "{}: parameters {} and {} are both called '{}', allowed: names that differ",
+                        "{}: parameters {} and {} are both called '{}'; names must be unique",
                         front, named->second, i, param.name);
   }
 }
@@ -272,8 +272,7 @@ void check_same_parameters(const std::vector<NamedParameter>& parameters, const 
       refuse_odd_shards(param);
       require<UsageError>(
           param.description.update != ParamUpdate::matrix || param.tensor.dim() >= 2,
-          "parameter '{}': found an update as a matrix for shape [{}], allowed: two dimensions or "
-          "more",
+          "parameter '{}': found shape [{}]; ParamUpdate::matrix needs two dimensions or more",
           param.name, fmt::join(param.tensor.sizes(), ", "));
     }
   });

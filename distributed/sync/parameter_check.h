@@ -17,8 +17,8 @@ namespace lockstep {
 class DistributedDataParallel;
 class ParallelState;
 
-/// UsageError naming the parameter if it is to be trained, but is not a leaf of the graph, is
-/// sparse, or has elements that share memory.
+/// UsageError naming the parameter if it is to be trained, but is not a leaf of the graph, is not
+/// of a floating-point type, is sparse, or has elements that share memory.
 void refuse_untrainable(const std::string& name, const at::Tensor& tensor);
 
 /// UsageError naming `front`: a tensor that is undefined, a tensor or a name that is listed twice,

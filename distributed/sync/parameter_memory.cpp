@@ -80,6 +80,9 @@ void refuse_untrainable(const std::string& name, const at::Tensor& tensor) {
                       "leaf: it was computed from other tensors, and backward "
                       "leaves no gradient in it; allowed: leaves",
                       name);
+  require<UsageError>(at::isFloatingType(tensor.scalar_type()),
+                      "parameter '{}': {} cannot be trained, allowed: floating-point parameters",
+                      name, at::toString(tensor.scalar_type()));
   require<UsageError>(tensor.layout() == at::kStrided,
                       "parameter '{}' is sparse, allowed: dense parameters", name);
   require<UsageError>(!may_overlap(tensor),

@@ -57,13 +57,6 @@ AskedTerms asked_terms(const ParamDescription& description, const RankGrids& gri
 
 }  // namespace
 
-GradientScalingMode scaling_mode_of(const DistributedDataParallelConfig& config) {
-  if (config.calculate_per_token_loss.value_or(!config.average_in_collective))
-    return GradientScalingMode::per_token;
-  return config.average_in_collective ? GradientScalingMode::average_in_collective
-                                      : GradientScalingMode::average;
-}
-
 void set_effect(AuditedParameter& param, const ParamDescription& description,
                 const RankGrids& grids, int64_t rank, const DistributedDataParallelConfig& ddp) {
   if (description.tie) param.tie = description.tie->name;
@@ -71,7 +64,7 @@ void set_effect(AuditedParameter& param, const ParamDescription& description,
   param.replicas = ddp.use_distributed_optimizer ? grids.sizes().optimizer_instances
                                                  : ranks_along(grids, replicas(description), rank);
   if (param.first == param.last) return;
-  const GradientScalingMode mode = scaling_mode_of(ddp);
+  const GradientScalingMode mode = scaling_mode(ddp);
   const AskedTerms asked = asked_terms(description, grids, rank, mode);
   for (const AuditTerms& terms : param.terms) {
     const ScalingFactor factor = lowest_terms(terms.numerator * asked.divisor, terms.denominator);

@@ -239,7 +239,7 @@ class WorkedAudit {
   WorkedAudit(const ChunksOfRank& chunks, const RankGrids& grids, const AuditSettings& settings)
       : grids_(grids),
         settings_(settings),
-        mode_(scaling_mode_of(settings.ddp)),
+        mode_(scaling_mode(settings.ddp)),
         layout_(grids, settings),
         terms_(chunks, grids, mode_) {}
 

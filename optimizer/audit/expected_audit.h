@@ -88,8 +88,6 @@ std::string update_text(const UpdateStatement& statement, double max_lr, double 
 void set_effect(AuditedParameter& param, const ParamDescription& description,
                 const RankGrids& grids, int64_t rank, const DistributedDataParallelConfig& ddp);
 
-GradientScalingMode scaling_mode_of(const DistributedDataParallelConfig& config);
-
 /// The factor in lowest terms. `denominator` is above 0.
 ScalingFactor lowest_terms(int64_t numerator, int64_t denominator);
 

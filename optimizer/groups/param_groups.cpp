@@ -85,8 +85,8 @@ ParamGroup settings_of(const NamedParameter& param, const OptimizerConfig& confi
       if (!value) continue;
       double& chosen = settings.*field.in_group;
       require<ConfigError>(!first || *value == chosen,
-                           "optimizer: parameter '{}': {} is {} by {} and {} by {}, allowed: one "
-                           "value",
+                           "optimizer: parameter '{}': {} is set to {} by {} and to {} by {}; the "
+                           "overrides must agree",
                            param.name, field.name, chosen, first ? first->name : "", *value,
                            override->name);
       chosen = *value;

@@ -10,8 +10,8 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/gradient_hook.h"
+#include "lockstep/distributed/notify_on_error.h"
 #include "lockstep/distributed/parameter_check.h"
-#include "lockstep/distributed/telling.h"
 #include "lockstep/optimizer/clip_formula.h"
 #include "lockstep/optimizer/norms.h"
 
@@ -177,7 +177,7 @@ at::Tensor clip_grad_norm_(const MeshParameters& parameters, std::optional<doubl
                            const std::optional<DeviceMesh>& pp_mesh) {
   const at::NoGradGuard no_grad;
   const ParallelState* const job = pp_mesh ? &pp_mesh->parallel_state() : parameters.job();
-  const std::vector<ShardClass> classes = telling(job, [&] {
+  const std::vector<ShardClass> classes = notify_on_error(job, [&] {
     require<UsageError>(norm_type > 0, "clip_grad_norm_: norm_type: found {}, allowed: > 0",
                         norm_type);
     require<UsageError>(!max_norm || *max_norm >= 0,

@@ -6,8 +6,8 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/notify_on_error.h"
 #include "lockstep/distributed/parameter_check.h"
-#include "lockstep/distributed/telling.h"
 #include "lockstep/optimizer/clip_formula.h"
 #include "lockstep/optimizer/counted_grads.h"
 #include "lockstep/optimizer/norms.h"
@@ -39,7 +39,7 @@ at::Tensor grad_norm(const CountedRanges& counted, double norm_type) {
   const at::NoGradGuard no_grad;
   const Models& models = counted.models();
   const ParallelState& state = models.front()->parallel_state();
-  const PieceClasses pieces = telling(state, [&] { return counted.grads("grad_norm"); });
+  const PieceClasses pieces = notify_on_error(state, [&] { return counted.grads("grad_norm"); });
   const std::vector<at::Tensor> elsewhere = infinite_elsewhere(counted);
   const CombineClasses combine = [&](std::vector<at::Tensor> of_class, ReduceOp op,
                                      const char* label) {
@@ -54,7 +54,7 @@ at::Tensor grad_norm(const CountedRanges& counted, double norm_type) {
 
 at::Tensor grad_norm(const Models& models, double norm_type) {
   check_model_list(models, "grad_norm");
-  telling(models.front()->parallel_state(), [&] {
+  notify_on_error(models.front()->parallel_state(), [&] {
     require<UsageError>(norm_type >= 1, "grad_norm: norm_type: found {}, allowed: >= 1", norm_type);
   });
   return grad_norm(CountedRanges(models, Gaps::included, "grad_norm"), norm_type);
@@ -66,7 +66,7 @@ double clip_coefficient(double norm, double max_norm) {
 
 double clip_grad_norm_(const Models& models, double max_norm, double norm_type) {
   check_model_list(models, "clip_grad_norm_");
-  telling(models.front()->parallel_state(), [&] {
+  notify_on_error(models.front()->parallel_state(), [&] {
     require<UsageError>(std::isfinite(max_norm) && max_norm > 0,
                         "clip_grad_norm_: max_norm: found {}, allowed: > 0", max_norm);
   });
@@ -89,7 +89,7 @@ at::Tensor count_zeros(const Models& models) {
 at::Tensor count_zeros(const CountedRanges& counted) {
   const at::NoGradGuard no_grad;
   const ParallelState& state = counted.models().front()->parallel_state();
-  const PieceClasses classes = telling(state, [&] { return counted.grads("count_zeros"); });
+  const PieceClasses classes = notify_on_error(state, [&] { return counted.grads("count_zeros"); });
   std::vector<at::Tensor> of_class;
   for (const std::vector<at::Tensor>& pieces : classes) {
     of_class.push_back(at::zeros({}, at::TensorOptions(state.device()).dtype(at::kLong)));

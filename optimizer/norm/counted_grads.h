@@ -29,7 +29,7 @@ class CountedRanges {
  public:
   /// For the parameters that are `chosen`, in the order of the models, of their buffers and of the
   /// parameters in a buffer; for all if it is empty. With
-  /// Gaps::excluded_with_padding it is collective as piece_places() of the parameters with padding.
+  /// Gaps::excluded_with_padding the call is collective, as piece_places() is.
   /// UsageError naming `caller`: no model, models with and without the distributed optimizer
   /// together. The models must outlive this object.
   CountedRanges(const std::vector<DistributedDataParallel*>& models, Gaps gaps, const char* caller,

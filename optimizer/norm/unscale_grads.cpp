@@ -5,8 +5,8 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/notify_on_error.h"
 #include "lockstep/distributed/parameter_check.h"
-#include "lockstep/distributed/telling.h"
 #include "lockstep/optimizer/counted_grads.h"
 
 namespace lockstep {
@@ -29,7 +29,7 @@ at::Tensor scale_and_look(const std::vector<at::Tensor>& pieces, double factor,
 bool found_inf(const std::vector<DistributedDataParallel*>& models, double inverse_scale) {
   const at::NoGradGuard no_grad;
   check_model_list(models, "found_inf");
-  const PieceClasses classes = telling(models.front()->parallel_state(), [&] {
+  const PieceClasses classes = notify_on_error(models.front()->parallel_state(), [&] {
     require<UsageError>(std::isfinite(inverse_scale) && inverse_scale > 0,
                         "found_inf: inverse_scale: found {}, allowed: > 0", inverse_scale);
     return held_grads(models, "found_inf");

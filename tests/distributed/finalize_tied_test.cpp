@@ -201,7 +201,8 @@ TEST(TiedGradients, CopiesThatAreReducedInDifferentWaysAreRefused) {
           [&] {
             finalize_model_grads({ddps[first].get(), ddps[1 - first].get()}, no_tokens());
           },
-          "differ in shape, dtype of the gradient, sharding or set_force_all_reduce()"));
+          "differ in shape, dtype of the gradient, sharding, padding of buckets or "
+          "set_force_all_reduce()"));
   });
 }
 

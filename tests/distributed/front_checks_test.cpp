@@ -74,14 +74,14 @@ TEST(FrontChecks, TwoParametersOfOneNameAreRefused) {
         [&, &construct = set_up] {
           construct({leaf("w"), leaf("b"), leaf("w")}, alone);
         },
-        front + ": parameters 0 and 2 are both called 'w', allowed: names that differ"));
+        front + ": parameters 0 and 2 are both called 'w'; names must be unique"));
   const DeviceMesh mesh(alone, {1}, {"dp"});
   const auto param = [&](const char* name) { return ones_on(mesh, {2}, {Replicate{}}, name); };
   EXPECT_TRUE(throws_with<UsageError>(
       [&] {
         GradientSynchronizer({{param("b")}, {param("w"), param("w")}}, 1, 1);
       },
-      "parameter group 1: two parameters are called 'w', allowed: names that differ"));
+      "parameter group 1: two parameters are called 'w'; names must be unique"));
   GradientSynchronizer({{param(""), param("")}, {param("")}}, 1, 1).bind();  // without names
 }
 
@@ -102,7 +102,7 @@ TEST(FrontChecks, AListThatOneRankRefusesEndsTheOthersToo) {
       expect_all_contain(errors, front + ": " + bad_lists()[bad].second);
       for (const size_t rank : {0, 2})
         EXPECT_TRUE(
-            errors[rank].starts_with("rank 1 of group dp-cp [0, 1, 2] refused its own "
+            errors[rank].starts_with("rank 1 of group dp-cp [0, 1, 2] rejected its "
                                      "arguments: " +
                                      front))
             << errors[rank];
@@ -146,7 +146,7 @@ TEST(FrontChecks, OptionsThatOneRankRefusesEndTheOthersToo) {
   });
   expect_all_contain(of_ddp, "ddp.overlap_param_gather");
   for (const std::string& error : {of_reducer[0], of_ddp[0]})
-    EXPECT_TRUE(error.starts_with("rank 1 of group dp-cp [0, 1] refused its own arguments: "))
+    EXPECT_TRUE(error.starts_with("rank 1 of group dp-cp [0, 1] rejected its arguments: "))
         << error;
 }
 
@@ -284,6 +284,27 @@ TEST(FrontChecks, AllReduceGradsRefusesListsThatDiffer) {
   expect_all_contain(errors_of_lists({{{2}, {2}}, {{2}, {2}}}, {"x", "y"}),
                      "parameter 0 is 'x' on rank 0 and 'y' on rank 1");
   EXPECT_EQ(errors_of_lists({{{2}, {5}}, {{2}, {5}}}), Errors(2));
+}
+
+TEST(FrontChecks, AComplexParameterIsRefusedByName) {
+  const ParallelState alone = ParallelState::single_process();
+  const std::string expected = "parameter 'phase': ComplexFloat cannot be trained";
+  const at::Tensor tensor = at::ones({2}, at::kComplexFloat).requires_grad_(true);
+  for (const auto& [front, set_up] : kFronts)
+    EXPECT_TRUE(throws_with<UsageError>(
+        [&, &construct = set_up] {
+          construct({{"phase", tensor, default_description(tensor)}}, alone);
+        },
+        expected))
+        << front;
+  EXPECT_TRUE(throws_with<UsageError>(
+      [&] {
+        GradientSynchronizer({{ones_on(DeviceMesh(alone, {1}, {"dp"}), {2}, {Replicate{}}, "phase",
+                                       at::kComplexFloat)}},
+                             1, 1)
+            .bind();
+      },
+      expected));
 }
 
 TEST(FrontChecks, AllReduceGradsRefusesGradientsThatCannotBeWrittenInPlace) {

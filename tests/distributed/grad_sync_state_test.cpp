@@ -161,6 +161,7 @@ TEST(GradSyncState, UnusedParametersDoNotHideABackwardTooFew) {
     for (const int64_t param : {0, 1, 4, 5}) (void)state.on_gradient(param, counted);
     const std::string message = refusal([&] { (void)state.finish(); });
     EXPECT_TRUE(message.starts_with("finish_grad_sync: came before the last of ")) << message;
+    EXPECT_TRUE(message.ends_with("call start_grad_sync() after the last one")) << message;
     EXPECT_EQ(state.phase(), Phase::accumulating);
     std::vector<int64_t> launched;
     append(launched, state.start());  // declares that no more will come

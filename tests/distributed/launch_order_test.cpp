@@ -108,7 +108,7 @@ TEST(Descriptions, ContradictionsInAListAreRefusedOnEveryRank) {
       {"parameter 'w': found a description over tp, allowed: etp, ep, edp, pp (an expert)",
        {.placements = {{MeshAxis::tp, Shard{0}}}, .is_expert = true}},
       {"parameter 'w': found a tie without a name", {.tie = Tie{}}},
-      {"parameter 'w': found an update as a matrix for shape [4], allowed: two dimensions or more",
+      {"parameter 'w': found shape [4]; ParamUpdate::matrix needs two dimensions or more",
        {.update = ParamUpdate::matrix}},
   };
   for (const auto& [expected, description] : cases)

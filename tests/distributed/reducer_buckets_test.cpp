@@ -104,6 +104,17 @@ TEST(BucketAssignment, R10HalfAndBfloat16AreApart) {
                     {{0}, {1}, {2}}, {6, 6, 100});
 }
 
+TEST(BucketAssignment, BytesAreThoseOfTheDtypeThatIsReduced) {
+  const std::vector<at::Tensor> tensors(4, halves(1));
+  EXPECT_EQ(compute_bucket_assignment_by_size(tensors, {8}, {}, {}, at::kFloat).buckets,
+            (Buckets{{0, 1}, {2, 3}}));
+  EXPECT_EQ(compute_bucket_assignment_by_size(tensors, {8}).buckets, (Buckets{{0, 1, 2, 3}}));
+  const std::vector<NamedParameter> params = named({halves(1), halves(1), halves(1), halves(1)});
+  const Reducer reducer(params, replicas(ParallelState::single_process()),
+                        {.bucket_bytes_caps = {8}, .reduce_dtype = at::kFloat});
+  EXPECT_EQ(reducer.buckets().size(), 2);
+}
+
 TEST(BucketAssignment, R12R13SparseTensorsAndEmptyListsAreRefused) {
   const at::Tensor sparse = at::sparse_coo_tensor({4, 2}, at::kFloat);
   EXPECT_TRUE(throws_with<UsageError>(
@@ -182,7 +193,8 @@ TEST(Reducer, R18NothingToTrainDuplicatesAndHookedParametersAreRefused) {
   EXPECT_TRUE(throws_with<UsageError>([&] { Reducer(params, group); }, "hook already"));
   auto frozen = named_zeros({1});
   frozen[0].tensor.set_requires_grad(false);
-  EXPECT_TRUE(throws_with<UsageError>([&] { Reducer(frozen, group); }, "not needed"));
+  EXPECT_TRUE(throws_with<UsageError>([&] { Reducer(frozen, group); },
+                                      "Reducer: none of the 1 parameters requires a gradient"));
 }
 
 TEST(Reducer, R19ParametersWithoutElements) {

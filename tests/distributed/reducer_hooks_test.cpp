@@ -227,6 +227,31 @@ TEST(CommHooks, AHookThatReturnsNothingOrAnotherSizeIsRefused) {
     }
 }
 
+TEST(CommHooks, AResultForASparseBucketThatIsNoGradientOfItIsRefused) {
+  const std::pair<at::Tensor, std::string> refused[] = {
+      {at::Tensor(), "returned nothing for bucket "},
+      {at::zeros({4, 2}), "returned a dense tensor [4, 2] of Float for bucket "},
+      {at::zeros({5, 2}).to_sparse(1), "returned a sparse tensor [5, 2] of Float for bucket "},
+      {at::zeros({4, 2}, at::kDouble).to_sparse(1),
+       "a sparse tensor [4, 2] of Double for bucket "}};
+  for (const auto& [result, text] : refused) {
+    const std::vector<NamedParameter> params = named({at::ones({4, 2})});
+    Reducer reducer(params, replicas(ParallelState::single_process()),
+                    {.sparse_parameters = {params[0].name}});
+    reducer.register_comm_hook(std::make_shared<FunctionHook>(
+        "odd", [&given = result](const GradBucket&) { return [given] { return given; }; }));
+    EXPECT_TRUE(throws_with<UsageError>(
+        [&] {
+          reduce(reducer, [&] {
+            return at::embedding(params[0].tensor, at::zeros({1}, at::kLong), -1, false, true)
+                .sum();
+          });
+        },
+        text))
+        << text;
+  }
+}
+
 /// A matrix [12, 10] for each rank.
 at::Tensor matrix_of(int64_t rank, int step = 0) {
   return at::sin(at::arange(120, at::kDouble) * 0.37 * static_cast<double>(rank + 1) + step * step)

@@ -65,9 +65,9 @@ TEST(Reducer, OutputsWithoutAGraphAreRefusedBeforeOtherPreparedBackwards) {
   prepared(reducer, at::zeros({}));  // is reduced at once
   const at::Tensor loss = prepared(reducer, linear_loss(params, {0}, 1));
   EXPECT_TRUE(throws_with<UsageError>([&] { prepared(reducer, at::zeros({})); },
-                                      "prepare_for_backward: found outputs without a graph, "
-                                      "allowed before the other prepared backwards have run (1 to "
-                                      "come): outputs with a graph"));
+                                      "prepare_for_backward: found no output with a graph; at "
+                                      "least one must have a graph while other prepared backwards "
+                                      "are pending (1)"));
 }
 
 TEST(Reducer, BackwardsMayRunInAnotherOrderThanTheyWerePrepared) {

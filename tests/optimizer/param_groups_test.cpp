@@ -117,7 +117,8 @@ TEST(ParamGroups, G100ConflictsNameParameterFieldAndBothValues) {
         grouped(kTen, {{.applies_to = matches_name("*conv*"), .wd_mult = 0},
                        {.applies_to = matches_name("*conv1*"), .wd_mult = 0.5}});
       },
-      "parameter 'conv1.weight': wd_mult is 0 by override 1 of 2 and 0.5 by override 2 of 2"));
+      "parameter 'conv1.weight': wd_mult is set to 0 by override 1 of 2 and to 0.5 by override 2 "
+      "of 2"));
 }
 
 TEST(ParamGroups, ComeInTheSameOrderWhicheverAreThere) {
@@ -195,7 +196,7 @@ TEST(ParamGroups, TheConfigurationDecouplesEmbeddingAndOutputLayer) {
             "max_lr 0.5, min_lr 0.02, wd_mult 0");
   EXPECT_TRUE(throws_with<ConfigError>(
       [&] { last({{.applies_to = matches_name("conv*"), .max_lr = 0.1}}); },
-      "max_lr is 0.5 by optimizer.decoupled_lr and 0.1 by override 1 of 1"));
+      "max_lr is set to 0.5 by optimizer.decoupled_lr and to 0.1 by override 1 of 1"));
 }
 
 /// The example of docs/library.md.

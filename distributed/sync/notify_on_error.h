@@ -17,7 +17,7 @@ namespace lockstep {
 /// instead of waiting for the timeout. After that the job's groups cannot be used. `ranks`: a
 /// ProcessGroup or a ParallelState of the job.
 template <class Ranks, class Body>
-decltype(auto) telling(const Ranks& ranks, Body&& body) {
+decltype(auto) notify_on_error(const Ranks& ranks, Body&& body) {
   try {
     return std::forward<Body>(body)();
   } catch (...) {
@@ -28,19 +28,20 @@ decltype(auto) telling(const Ranks& ranks, Body&& body) {
 
 /// The same if there may be no job.
 template <class Body>
-decltype(auto) telling(const ParallelState* state, Body&& body) {
-  return state ? telling(*state, std::forward<Body>(body)) : std::forward<Body>(body)();
+decltype(auto) notify_on_error(const ParallelState* state, Body&& body) {
+  return state ? notify_on_error(*state, std::forward<Body>(body)) : std::forward<Body>(body)();
 }
 
 /// The same for a `body` that throws on all ranks of `group` or on none: the ranks outside are
 /// notified. If the group is the whole job, its ranks can still use their groups.
 template <class Body>
-decltype(auto) telling_outside(const ProcessGroup& group, const ParallelState& state, Body&& body) {
+decltype(auto) notify_outside_on_error(const ProcessGroup& group, const ParallelState& state,
+                                       Body&& body) {
   if (group.size() == state.world_size()) return std::forward<Body>(body)();
-  return telling(state, std::forward<Body>(body));
+  return notify_on_error(state, std::forward<Body>(body));
 }
 
-/// Runs the pieces of a step one at a time, each as telling() does.
+/// Runs the pieces of a step one at a time, each as notify_on_error() does.
 class StepGuard {
  public:
   explicit StepGuard(ProcessGroup group) : group_(std::move(group)) {}
@@ -48,7 +49,7 @@ class StepGuard {
   template <class Body>
   void run(Body&& body) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    telling(group_, [&] {
+    notify_on_error(group_, [&] {
       try {
         std::forward<Body>(body)();
       } catch (...) {
