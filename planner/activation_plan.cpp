@@ -303,9 +303,10 @@ ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk,
 
 int64_t rotary_table_bytes(const Config& config, const ModelChunk& chunk) {
   const TransformerConfig& model = config.model;
-  if (model.position_embedding_type != PositionEmbeddingType::rope) return 0;
+  if (model.position_embedding_type != PositionEmbeddingType::rope || chunk.num_layers == 0)
+    return 0;
   const int64_t wide = std::max<int64_t>(element_bytes(config.train.precision), 4);
-  return product(2, chunk.num_layers, model.seq_length, rotated_channels(model) / 2, wide);
+  return product(2, model.seq_length, rotated_channels(model) / 2, wide);
 }
 
 }  // namespace lockstep

@@ -94,7 +94,8 @@ struct ActivationPlan {
 /// in the whole model. UsageError if it does not fit into 64 bits.
 ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk, int64_t first_layer);
 
-/// Bytes of the cosine and sine tables of a chunk's layers, which live as long as the model.
+/// Bytes of the cosine and sine tables that a chunk's layers share, which live as long as the
+/// model.
 int64_t rotary_table_bytes(const Config& config, const ModelChunk& chunk);
 
 /// Bytes of an element of the parameters and activations.

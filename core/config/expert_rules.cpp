@@ -40,7 +40,7 @@ void check_router(const TransformerConfig& model) {
                        "model.moe_router_topk = 1 and softmax: true, because the softmax over one "
                        "expert is always 1");
   require<ConfigError>(!model.moe_router_enable_expert_bias || !softmax,
-                       "model.moe_router_enable_expert_bias: found true, allowed with: "
+                       "model.moe_router_enable_expert_bias: found true, which needs "
                        "model.moe_router_score_function = sigmoid");
   require<ConfigError>(
       model.moe_router_load_balancing_type != RouterLoadBalancing::none ||
@@ -50,7 +50,7 @@ void check_router(const TransformerConfig& model) {
       model.moe_aux_loss_coeff);
   require<ConfigError>(
       !model.moe_pad_expert_input_to_capacity || model.moe_expert_capacity_factor.has_value(),
-      "model.moe_pad_expert_input_to_capacity: found true, allowed with: "
+      "model.moe_pad_expert_input_to_capacity: found true, which needs "
       "model.moe_expert_capacity_factor");
 }
 
@@ -97,9 +97,7 @@ void check_layout(const TransformerConfig& model, const ParallelConfig& parallel
 /// Refuses a value other than the default in a field that only experts read.
 template <class Value>
 void expect_unused(const char* field, const Value& found, const Value& unused) {
-  require<ConfigError>(found == unused,
-                       "model.{}: found {}, but model.num_experts is not set; allowed with: "
-                       "model.num_experts",
+  require<ConfigError>(found == unused, "model.{}: found {}, but model.num_experts is not set",
                        field, found);
 }
 
@@ -154,6 +152,12 @@ bool has_experts(const TransformerConfig& model, int64_t layer) {
   if (!model.num_experts) return false;
   const std::vector<int64_t>& given = model.moe_layer_freq;
   return is_frequency(given) ? layer % given[0] == 0 : given[static_cast<size_t>(layer)] == 1;
+}
+
+bool has_dense_layers(const TransformerConfig& model) {
+  const std::vector<int64_t>& given = model.moe_layer_freq;
+  return !model.num_experts ||
+         std::any_of(given.begin(), given.end(), [](int64_t number) { return number != 1; });
 }
 
 void check_experts(const TransformerConfig& model, const ParallelConfig& parallel,

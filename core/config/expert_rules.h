@@ -11,6 +11,9 @@ namespace lockstep {
 /// moe_layer_freq of `model`, which is valid.
 bool has_experts(const TransformerConfig& model, int64_t layer);
 
+/// Whether some layer has a feed-forward block of ffn_hidden_size instead of experts.
+bool has_dense_layers(const TransformerConfig& model);
+
 /// Throws ConfigError, naming the fields by `names`, if the fields of a resolved `model` and of
 /// `parallel` that concern experts contradict each other.
 void check_experts(const TransformerConfig& model, const ParallelConfig& parallel,

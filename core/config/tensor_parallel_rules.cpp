@@ -1,6 +1,7 @@
 #include "lockstep/core/tensor_parallel_rules.h"
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/expert_rules.h"
 #include "lockstep/core/integers.h"
 
 namespace lockstep {
@@ -27,7 +28,7 @@ void check_groups(const TransformerConfig& model, int64_t ranks, const FieldName
 void check_sequence(const TransformerConfig& model, const ParallelConfig& parallel) {
   const int64_t ranks = parallel.tensor_model_parallel_size;
   require<ConfigError>(ranks > 1,
-                       "parallel.sequence_parallel: found true, allowed with: {} > 1 (found {})",
+                       "parallel.sequence_parallel: found true, which needs {} > 1 (found {})",
                        kTensor, ranks);
   const int64_t parts =
       checked_mul(ranks, parallel.context_parallel_size,
@@ -39,14 +40,14 @@ void check_sequence(const TransformerConfig& model, const ParallelConfig& parall
 }
 
 void check_saved_activations(const TransformerConfig& model, const ParallelConfig& parallel) {
-  constexpr const char* kField = "model.distribute_saved_activations: found true, allowed with";
+  constexpr const char* kField = "model.distribute_saved_activations: found true, which needs";
   const int64_t ranks = parallel.tensor_model_parallel_size;
   require<ConfigError>(model.recompute_granularity == RecomputeGranularity::full,
-                       "{}: model.recompute_granularity = full (found {})", kField,
+                       "{} model.recompute_granularity = full (found {})", kField,
                        to_string(model.recompute_granularity));
-  require<ConfigError>(ranks > 1, "{}: {} > 1 (found {})", kField, kTensor, ranks);
+  require<ConfigError>(ranks > 1, "{} {} > 1 (found {})", kField, kTensor, ranks);
   require<ConfigError>(!parallel.sequence_parallel,
-                       "{}: parallel.sequence_parallel = false (found true, which cuts the inputs "
+                       "{} parallel.sequence_parallel = false (found true, which cuts the inputs "
                        "of layers already)",
                        kField);
   div_exact(model.hidden_size, ranks, "model.hidden_size", kTensor);
@@ -74,11 +75,12 @@ void check_tensor_parallel(const TransformerConfig& model, const ParallelConfig&
   if (model.distribute_saved_activations) check_saved_activations(model, parallel);
   const int64_t ranks = parallel.tensor_model_parallel_size;
   require<ConfigError>(!parallel.tp_comm_overlap || ranks > 1,
-                       "parallel.tp_comm_overlap: found true, allowed with: {} > 1 (found {})",
+                       "parallel.tp_comm_overlap: found true, which needs {} > 1 (found {})",
                        kTensor, ranks);
   if (ranks == 1) return;
   div_exact(model.num_attention_heads, ranks, "model.num_attention_heads", kTensor);
-  div_exact(*model.ffn_hidden_size, ranks, names.ffn_hidden_size, kTensor);
+  if (has_dense_layers(model))
+    div_exact(*model.ffn_hidden_size, ranks, names.ffn_hidden_size, kTensor);
   check_groups(model, ranks, names);
 }
 

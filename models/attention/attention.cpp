@@ -86,7 +86,7 @@ SelfAttention::SelfAttention(const LayerContext& context, const ModuleSpec& spec
   linear_qkv_ = add_child<ColumnParallelLinear>(context, spec, "linear_qkv");
   linear_proj_ = add_child<RowParallelLinear>(context, spec, "linear_proj");
   if (context.config.position_embedding_type == PositionEmbeddingType::rope)
-    rotary_ = std::make_shared<const RotaryEmbedding>(context);
+    rotary_ = rotary_of(context);
   if (!context.config.qk_layernorm) return;
   q_layernorm_ = add_child<Norm>(context, spec, "q_layernorm");
   k_layernorm_ = add_child<Norm>(context, spec, "k_layernorm");

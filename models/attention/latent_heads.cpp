@@ -103,9 +103,9 @@ struct LatentHeadsFunction : torch::autograd::Function<LatentHeadsFunction> {
 
 LatentHeads::LatentHeads(const LayerContext& context) {
   const TransformerConfig& config = context.config;
-  const RotaryEmbedding tables(context);
-  cos_ = tables.cosines();
-  sin_ = tables.sines();
+  const auto tables = rotary_of(context);
+  cos_ = tables->cosines();
+  sin_ = tables->sines();
   const int64_t width = latent_head_channels(config);
   const double wider =
       static_cast<double>(width) / static_cast<double>(latent_query_channels(config));

@@ -93,6 +93,10 @@ RotaryEmbedding::RotaryEmbedding(const LayerContext& context) {
   sin_ = (angles.sin() * amplitude).to(options);
 }
 
+std::shared_ptr<const RotaryEmbedding> rotary_of(const LayerContext& context) {
+  return context.rotary ? context.rotary : std::make_shared<const RotaryEmbedding>(context);
+}
+
 kernels::AttentionHeads RotaryEmbedding::heads_of(const at::Tensor& packed,
                                                   const kernels::QueryRange& queries,
                                                   const at::Tensor& positions) const {

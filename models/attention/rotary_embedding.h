@@ -1,5 +1,7 @@
 #pragma once
 
+#include <memory>
+
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/kernels/rotary.h"
@@ -40,5 +42,8 @@ class RotaryEmbedding {
   at::Tensor cos_;  ///< [seq_length, d / 2]
   at::Tensor sin_;  ///< likewise
 };
+
+/// That of `context`, or a new one.
+std::shared_ptr<const RotaryEmbedding> rotary_of(const LayerContext& context);
 
 }  // namespace lockstep

@@ -16,6 +16,7 @@
 #include "lockstep/models/key_value_cache.h"
 #include "lockstep/models/offloaded_layer.h"
 #include "lockstep/models/recompute.h"
+#include "lockstep/models/rotary_embedding.h"
 #include "lockstep/parallel_state/parallel_functions.h"
 
 namespace lockstep {
@@ -145,6 +146,9 @@ void check_last_only(const GPTInput& input, int64_t sequence, bool cut) {
 struct LayerList : DescribedModule {
   LayerList(const LayerContext& context, const ModuleSpec& spec, const GPTStage& stage) {
     LayerContext each = context;
+    if (stage.num_layers > 0 &&
+        context.config.position_embedding_type == PositionEmbeddingType::rope)
+      each.rotary = rotary_of(context);
     for (int64_t i = stage.first_layer; i < stage.first_layer + stage.num_layers; ++i) {
       each.layer = i;
       const bool covered =
@@ -317,6 +321,7 @@ void GPTModel::check(const GPTInput& input) const {
   require<UsageError>(!stage_.has_embedding || input.labels.sizes() == input.tokens.sizes(),
                       "GPTModel: labels: the shape must be that of tokens ({})",
                       fmt::join(input.tokens.sizes(), " x "));
+  check_token_ids(input.labels, config_.vocab_size, /*may_be_ignored=*/true, "GPTModel: labels");
 }
 
 at::Tensor GPTModel::output(const at::Tensor& hidden, const at::Tensor& labels) const {

@@ -121,8 +121,9 @@ class GPTModel : public DescribedModule {
   ///   rank's [sequence / ranks, batch, hidden_size], which are the next stage's `hidden`.
   ///
   /// UsageError, before anything is sent: an input that is missing or has another shape, a sequence
-  /// longer than seq_length or, with sequence parallelism, not divisible by the ranks of tp, token
-  /// ids outside the vocabulary, last_only where it is not possible.
+  /// longer than seq_length or, with sequence parallelism, not divisible by the ranks of tp, tokens
+  /// or labels outside the vocabulary (looked for on the CPU only), last_only where it is not
+  /// possible.
   at::Tensor forward(const GPTInput& input) const;
 
   /// The same for a whole model and the positions 0, 1, ...

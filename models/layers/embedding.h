@@ -33,7 +33,8 @@ class VocabParallelEmbedding : public DescribedModule {
   /// on a device; check_token_ids() finds such ids, and GPTModel calls it. UsageError, naming the
   /// layer: tokens with another number of dimensions, or a dtype other than int64 and int32.
   ///
-  /// In bf16 and fp16 the gradient of a row is added up in fp32 and rounded once.
+  /// In bf16 and fp16 the CPU adds up the gradient of a row in fp32 and rounds it once. On CUDA
+  /// libtorch does so for more than 3,072 tokens; for fewer it rounds after each group of tokens.
   at::Tensor embed(const at::Tensor& tokens) const;
 
   /// `hidden` [sequence, batch, width], the same on all ranks of tp, or with sequence

@@ -14,6 +14,8 @@
 
 namespace lockstep {
 
+class RotaryEmbedding;
+
 /// What the layers of the reference GPT need. They take their sizes from its configuration. By
 /// default one process holds all of a layer.
 struct LayerContext {
@@ -29,6 +31,7 @@ struct LayerContext {
   LoraConfig lora = {};                  ///< resolved; without a rank there are no adapters
   std::shared_ptr<Fp8Scaling> fp8 = {};  ///< see ParallelContext
   bool perform_initialization = true;    ///< of the weights; see ParamOrigin
+  std::shared_ptr<const RotaryEmbedding> rotary = {};  ///< of all layers; null: each makes its own
 
   /// The context of a child that is registered under `child_name`.
   LayerContext child(const std::string& child_name) const {
@@ -47,8 +50,16 @@ struct LayerContext {
 
   /// For the layers that take their sizes alone.
   operator ParallelContext() const {
-    return {state,    options, seed, parallel.sequence_parallel, parallel.tp_comm_overlap, name,
-            deferred, lora,    fp8,  perform_initialization};
+    return {.state = state,
+            .options = options,
+            .seed = seed,
+            .sequence_parallel = parallel.sequence_parallel,
+            .tp_comm_overlap = parallel.tp_comm_overlap,
+            .name = name,
+            .deferred = deferred,
+            .lora = lora,
+            .fp8 = fp8,
+            .perform_initialization = perform_initialization};
   }
 
   /// See ParallelContext.

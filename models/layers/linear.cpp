@@ -62,6 +62,11 @@ ColumnParallelLinear::ColumnParallelLinear(const ParallelContext& context, int64
           context, column_parallel_linear_params(in_features, std::move(out), bias, init_std,
                                                  std::move(rows_of_matrices))) {}
 
+ColumnParallelLinear::ColumnParallelLinear(const ParallelContext& context, int64_t in_features,
+                                           int64_t out_features, bool bias, double init_std)
+    : ColumnParallelLinear(context, in_features, std::vector<int64_t>{out_features}, bias,
+                           init_std) {}
+
 at::Tensor ColumnParallelLinear::forward(const at::Tensor& input,
                                          const TokenPositions& tokens) const {
   const at::Tensor output = parallel_linear(input, weight_, bias_, options_);

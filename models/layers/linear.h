@@ -35,6 +35,9 @@ class ColumnParallelLinear : public DescribedModule {
   ColumnParallelLinear(const ParallelContext& context, int64_t in_features,
                        std::vector<int64_t> out, bool bias, double init_std,
                        std::vector<int64_t> rows_of_matrices = {});
+  /// The same with one dimension of `out_features`.
+  ColumnParallelLinear(const ParallelContext& context, int64_t in_features, int64_t out_features,
+                       bool bias, double init_std);
 
   /// `input` [sequence, batch, in], the same on all ranks, or with sequence parallelism this rank's
   /// [sequence / ranks, batch, in] -> [sequence, batch, out / ranks]. Collectives: those of

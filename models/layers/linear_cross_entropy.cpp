@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/narrow_dtype.h"
 #include "lockstep/kernels/matrix_product.h"
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/models/gathering.h"
@@ -76,31 +77,38 @@ kernels::CrossEntropySums of_tokens(const kernels::CrossEntropySums& all, int64_
 /// The gradient of a weight, summed over chunks: in the weight's own .grad(), or separately.
 class WeightSum {
  public:
-  WeightSum(const at::Tensor& weight, bool apart) : weight_(weight), apart_(apart) {}
+  WeightSum(const at::Tensor& weight, bool apart)
+      : weight_(weight),
+        in_grad_(!apart && is_awaited_in_grad(weight) && !is_narrow(weight.grad().scalar_type())),
+        sum_(in_grad_ ? at::Tensor() : zeros()),
+        in_products_(sum_.defined()) {}
 
   void add(const at::Tensor& rows, const at::Tensor& x) {
-    if (!apart_ && add_weight_gradient(weight_, rows, x)) return;
-    if (!sum_.defined()) sums_in_products_ = (sum_ = zeros_in_place_of_grad(weight_)).defined();
-    if (sums_in_products_ && add_to_gradient(sum_, rows, x)) return;
+    if (in_grad_ && add_weight_gradient(weight_, rows, x)) return;
+    if (in_products_ && add_to_gradient(sum_, rows, x)) return;
     const at::Tensor term = weight_gradient(weight_, rows, x);
-    if (!apart_ && is_awaited_in_grad(weight_))
+    if (in_grad_)
       weight_.mutable_grad().add_(term);
     else if (sum_.defined())
       sum_.add_(term);
     else
-      sum_ = term.to(wide());
+      sum_ = term;
   }
 
   /// The separate sum; undefined if .grad() has it.
   at::Tensor apart() const { return sum_.defined() ? sum_.to(weight_.scalar_type()) : sum_; }
 
  private:
-  at::ScalarType wide() const {
-    return weight_.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  /// What the products are added to; undefined if each is a term of its own.
+  at::Tensor zeros() const {
+    if (!is_narrow(weight_.scalar_type())) return zeros_in_place_of_grad(weight_);
+    return at::zeros(weight_.sizes(), weight_.options().dtype(at::kFloat));
   }
 
-  at::Tensor weight_, sum_;
-  bool apart_, sums_in_products_ = false;
+  at::Tensor weight_;
+  bool in_grad_;
+  at::Tensor sum_;
+  bool in_products_;
 };
 
 struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
@@ -134,16 +142,17 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     const bool of_hidden = context->needs_input_grad(0), of_weight = context->needs_input_grad(1);
     const at::Tensor rows = call.rows_of(hidden, call.options.label.input_again());
     at::Tensor term = of_hidden ? at::empty_like(rows) : at::Tensor();
-    WeightSum weight_sum(weight, is_captured(1));
+    std::optional<WeightSum> weight_sum;
+    if (of_weight) weight_sum.emplace(weight, is_captured(1));
     call.each_chunk(rows, weight, [&](int64_t first, int64_t count, const at::Tensor& logits) {
       call.losses.gradient(grads[0].narrow(0, first, count), logits, labels.narrow(0, first, count),
                            of_tokens(sums, first, count), logits);
       if (of_hidden) kernels::product_into(term.narrow(0, first, count), logits, weight);
-      if (of_weight) weight_sum.add(logits, rows.narrow(0, first, count));
+      if (weight_sum) weight_sum->add(logits, rows.narrow(0, first, count));
     });
     at::Tensor hidden_gradient;
     if (of_hidden) call.reduce(term, hidden, hidden_gradient).wait();
-    return {hidden_gradient, weight_sum.apart(), {}, {}};
+    return {hidden_gradient, weight_sum ? weight_sum->apart() : at::Tensor(), {}, {}};
   }
 };
 

@@ -23,10 +23,11 @@ namespace lockstep {
 /// LinearInput::sequence_chunk -> [tokens], as from vocab_parallel_cross_entropy().
 ///
 /// The collectives are those of the two functions, for all tokens at once. The weight's gradient is
-/// added chunk by chunk straight into weight.grad() where parallel_linear() would do so, and is
-/// otherwise summed in at least fp32. It is never deferred, and all of the input is gathered before
-/// the first product: `options.deferred` and `options.overlap` are not used. UsageError: what
-/// either function refuses, and a chunk_size below 1.
+/// added chunk by chunk straight into weight.grad() if a wrapper waits for it there and its dtype
+/// is fp32 or fp64; otherwise it is summed in at least fp32 and rounded once. It is never deferred,
+/// and all of the input is gathered before the first product: `options.deferred` and
+/// `options.overlap` are not used. UsageError: what either function refuses, and a chunk_size below
+/// 1.
 at::Tensor parallel_linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                          const at::Tensor& labels, const VocabPartition& vocabulary,
                                          const ParallelLinearOptions& options, int64_t chunk_size,

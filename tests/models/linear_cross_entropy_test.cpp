@@ -236,6 +236,30 @@ TEST(LinearCrossEntropy, AGradientInFp32GetsTheSumOfTheChunksOfNarrowOperands) {
   EXPECT_LT(testing::difference(grad.to(at::kDouble), exact.grad()), 0.02);
 }
 
+TEST(LinearCrossEntropy, AGradientInBf16IsRoundedOnceForAllChunks) {
+  constexpr int64_t kEqual = 512;
+  const VocabPartition part = vocab_partition(kIds, kIds, 0, 1);
+  const at::Tensor x = waves({1, 1, kWidth}, 0, at::kBFloat16).expand({kEqual, 1, kWidth});
+  const at::Tensor labels = at::full({kEqual}, 3);
+  for (const bool used_once : {true, false}) {
+    ParallelLinearOptions options = in_one_process();
+    options.weight_used_once = used_once;
+    const at::Tensor weight = waves({kIds, kWidth}, 1, at::kBFloat16).requires_grad_(true);
+    int calls = 0;
+    testing::count_gradients(weight, calls);
+    weight.mutable_grad() = at::zeros_like(weight, at::kBFloat16);
+    parallel_linear_cross_entropy(x, weight, labels, part, options, 1).sum().backward();
+    EXPECT_EQ(calls, 1);
+    const at::Tensor exact = weight.detach().to(at::kDouble).requires_grad_(true);
+    at::cross_entropy_loss(at::linear(x.to(at::kDouble), exact).flatten(0, 1), labels)
+        .mul(kEqual)
+        .backward();
+    const at::Tensor error = (weight.grad().to(at::kDouble) - exact.grad()).abs();
+    const at::Tensor most = exact.grad().abs() * 0.02 + 1e-6;
+    EXPECT_TRUE(error.le(most).all().item<bool>()) << used_once << ": " << error;
+  }
+}
+
 TEST(LinearCrossEntropy, RefusesWhatItCannotDoBeforeAnythingIsSent) {
   testing::CollectiveLog log;
   testing::run_ranks(

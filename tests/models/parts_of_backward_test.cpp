@@ -32,8 +32,7 @@ at::Tensor input_of_microbatch(int64_t microbatch) {
 }
 
 std::shared_ptr<ColumnParallelLinear> linear(const ParallelContext& context, bool bias) {
-  return std::make_shared<ColumnParallelLinear>(context, kIn, std::vector<int64_t>{kOut}, bias,
-                                                0.3);
+  return std::make_shared<ColumnParallelLinear>(context, kIn, kOut, bias, 0.3);
 }
 
 /// A norm and a linear layer, recomputed together.

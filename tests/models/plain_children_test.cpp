@@ -102,16 +102,15 @@ TEST(PlainChildren, AreRefusedByNameWhereRanksOfTpSeeTheirTokensAlone) {
       [](auto& net, auto& state) { Reducer(net, state.group(GroupKind::dp_cp)); },
   };
   for (size_t i = 0; i < std::size(fronts); ++i)
-    run_ranks(
-        2,
-        [&](const ParallelState& state) {
-          const MixedNet net(context_of(state, true), MixedNet::Children::undescribed);
-          EXPECT_TRUE(throws_with<UsageError>([&] { fronts[i](net, state); },
-                                              "parameter 'norm.weight': found a module that says "
-                                              "nothing of its gradient over tp"))
-              << "front " << i;
-        },
-        {.sizes = {.tensor = 2}});
+    run_ranks(2,
+              [&](const ParallelState& state) {
+                const MixedNet net(context_of(state, true), MixedNet::Children::undescribed);
+                EXPECT_TRUE(throws_with<UsageError>([&] { fronts[i](net, state); },
+                                                    "parameter 'norm.weight': its module does not "
+                                                    "declare the state of its gradient over tp"))
+                    << "front " << i;
+              },
+              {.sizes = {.tensor = 2}});
 }
 
 /// The loss of the whole input, computed only by operators of libtorch.

@@ -207,6 +207,8 @@ TEST(TensorParallel, RefusesWhatDoesNotFitBeforeAnythingIsSent) {
         };
         refused({.tokens = at::zeros({1, 7}, at::kLong)}, "tokens: found a sequence of 7");
         refused({.tokens = at::full({1, 8}, 11)}, "tokens: found token id 11, allowed: 0 to 10");
+        refused({.tokens = at::zeros({1, 8}, at::kLong), .labels = at::full({1, 8}, -1)},
+                "labels: found token id -1, allowed: 0 to 10, or -100");
         refused({}, "tokens: found nothing");
         refused({.tokens = at::zeros({1, 8}, at::kLong), .last_only = true},
                 "last_only: found sequences that tp or cp cuts");
