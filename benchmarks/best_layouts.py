@@ -1,7 +1,7 @@
 """Compares the first layout of `lockstep plan best` with the measured best of all layouts: random
 jobs of four ranks on this host's CPU.
 
-    python benchmarks/best_layouts.py runs/four_ranks.textproto [--jobs 30] [--seed 1]
+    python benchmarks/best_layouts.py runs/four_ranks.textproto [--jobs 30] [--first 0] [--seed 1]
 
 A machine file that does not exist is measured first, with `lockstep doctor --calibrate --ranks 4`.
 On hosts with fewer cores the ranks share them. All layouts: tensor, context and pipeline
@@ -33,14 +33,14 @@ CHUNKS = "parallel.virtual_pipeline_model_parallel_size"
 def draw_job(draw):
     """Returns the fields of a job that all layouts share."""
     heads = draw.choice((4, 8))
-    hidden = heads * draw.choice((16, 32, 64))
+    hidden = heads * draw.choice((16, 32))
     swiglu = draw.random() < 0.5
     return {"model.num_layers": draw.choice((4, 8)), "model.hidden_size": hidden,
             "model.num_attention_heads": heads, "model.num_query_groups": heads,
             "model.ffn_hidden_size": hidden * (2 if swiglu else 4),
             "model.activation": "swiglu" if swiglu else "gelu",
-            "model.seq_length": draw.choice((64, 128, 256)),
-            "model.vocab_size": draw.choice((256, 1024, 4096)),
+            "model.seq_length": draw.choice((32, 64, 128)),
+            "model.vocab_size": draw.choice((256, 1024)),
             "train.global_batch_size": draw.choice((8, 16))}
 
 
@@ -86,13 +86,13 @@ def compare(job, machine, rounds):
     planned, planned_ms = planned_layout(job, machine)
     threads = threads_of(machine)
 
-    def measure(layout, steps):
-        return measured_ms(OneHost(), RANKS, job | layout, WARM_UP + steps, threads)
+    def measure(layout, steps, warm_up=WARM_UP):
+        return measured_ms(OneHost(), RANKS, job | layout, warm_up + steps, threads, warm_up)
 
-    first = [(measure(layout, 5), layout) for layout in all_layouts(job)]
+    first = [(measure(layout, 3, 2), layout) for layout in all_layouts(job)]
     least = min(time for time, _ in first)
     close = [layout for time, layout in first if time <= CLOSE * least]
-    steps = max(10, round(1000 / least))
+    steps = max(10, round(800 / least))
     runs = [[measure(layout, steps) for layout in (planned, *close)] for _ in range(rounds)]
     times = [statistics.median(of_layout) for of_layout in zip(*runs)]
     best = min(range(len(times)), key=times.__getitem__)
@@ -108,15 +108,17 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("machine", type=pathlib.Path)
     parser.add_argument("--jobs", type=int, default=30)
+    parser.add_argument("--first", type=int, default=0, help="number of the first of these jobs")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     if not arguments.machine.exists():
         call(LOCKSTEP, "doctor", "--calibrate", arguments.machine, "--ranks", RANKS)
     draw = random.Random(arguments.seed)
-    print(f"seed {arguments.seed}, {arguments.jobs} jobs, load {os.getloadavg()[0]:.1f}")
-    ratios = [compare(draw_job(draw), arguments.machine, arguments.rounds)
-              for _ in range(arguments.jobs)]
+    print(f"seed {arguments.seed}, jobs {arguments.first} to "
+          f"{arguments.first + arguments.jobs - 1}, load {os.getloadavg()[0]:.1f}")
+    jobs = [draw_job(draw) for _ in range(arguments.first + arguments.jobs)]
+    ratios = [compare(job, arguments.machine, arguments.rounds) for job in jobs[arguments.first:]]
     print(f"within 5 %: {sum(ratio <= 1.05 for ratio in ratios)} of {len(ratios)}; median "
           f"{statistics.median(ratios):.3f}, most {max(ratios):.3f}")
 

@@ -132,13 +132,14 @@ def threads_of(machine):
     return int(found.group(1))
 
 
-def measured_ms(hosts, ranks, fields, steps, threads):
+def measured_ms(hosts, ranks, fields, steps, threads, warm_up=WARM_UP):
+    """Returns the median time of the steps after the first `warm_up`."""
     with tempfile.TemporaryDirectory() as folder:
         hosts.run(ranks, "train", SOURCE / "configs/tiny.textproto", *overrides(fields, steps),
                   "--output", folder, threads=threads)
         lines = (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()
     times = [json.loads(line).get("iteration_ms") for line in lines]
-    return statistics.median([time for time in times if time][WARM_UP:])
+    return statistics.median([time for time in times if time][warm_up:])
 
 
 def kendall_tau(first, second):
