@@ -29,8 +29,8 @@ std::string name_of(const std::string& argument) { return argument.substr(0, arg
 
 /// "; --json belongs after `lockstep plan groups`", for an option of the command that stands where
 /// the command does not read it; otherwise empty.
-std::string told_of_place(const ChosenCommand& command, const std::vector<std::string>& given,
-                          const std::string& argument) {
+std::string describe_place(const ChosenCommand& command, const std::vector<std::string>& given,
+                           const std::string& argument) {
   const std::string name = name_of(argument);
   if (!name.starts_with('-') || command.app->get_option_no_throw(name) == nullptr) return "";
   const auto of_command = std::find(given.begin(), given.end(), command.app->get_name());
@@ -57,7 +57,7 @@ std::vector<std::string> nearest_options(const CLI::App& command,
 
 /// "--tensor: found twice, allowed: once", for CLI11's "--tensor: At Most 1 required but received
 /// 2"; otherwise empty.
-std::string told_of_repetition(const std::string& message) {
+std::string describe_repetition(const std::string& message) {
   constexpr std::string_view kMost = ": At Most 1 required but received ";
   const size_t at = message.find(kMost);
   if (at == std::string::npos) return "";
@@ -68,7 +68,7 @@ std::string told_of_repetition(const std::string& message) {
 
 /// "--json: found 'maybe', allowed: ...", for CLI11's "Could not convert: --json = maybe";
 /// otherwise empty.
-std::string told_of_value(const CLI::App& command, const std::string& message) {
+std::string describe_value(const CLI::App& command, const std::string& message) {
   constexpr std::string_view kFailed = "Could not convert: ", kEquals = " = ";
   const size_t end = message.find(kEquals);
   if (!message.starts_with(kFailed) || end == std::string::npos) return "";
@@ -88,16 +88,16 @@ std::string unexpected_arguments(const CLI::App& program, const std::vector<std:
   const ChosenCommand command(program);
   std::string place;
   for (const std::string& argument : found)
-    if (place.empty()) place = told_of_place(command, given, argument);
+    if (place.empty()) place = describe_place(command, given, argument);
   if (place.empty()) place = did_you_mean(nearest_options(*command.app, found), command.see_help());
   return fmt::format("not expected: {}{}", fmt::join(found, " "), place);
 }
 
-std::string told_of_arguments(const CLI::App& program, const CLI::ParseError& error) {
+std::string describe_argument_error(const CLI::App& program, const CLI::ParseError& error) {
   const ChosenCommand command(program);
   const std::string message = error.what();
-  std::string told = told_of_repetition(message);
-  if (told.empty()) told = told_of_value(*command.app, message);
+  std::string told = describe_repetition(message);
+  if (told.empty()) told = describe_value(*command.app, message);
   return (told.empty() ? message : told) + command.see_help();
 }
 

@@ -15,6 +15,6 @@ std::string unexpected_arguments(const CLI::App& program, const std::vector<std:
 
 /// CLI11's message, or for values that CLI11 itself refuses what was found and what is allowed;
 /// then "; see `lockstep train --help`".
-std::string told_of_arguments(const CLI::App& program, const CLI::ParseError& error);
+std::string describe_argument_error(const CLI::App& program, const CLI::ParseError& error);
 
 }  // namespace lockstep

@@ -228,7 +228,8 @@ void add_doctor_command(CLI::App& program) {
   command
       ->add_option("--ranks", arguments->ranks,
                    "Number of ranks among which the host's cores are divided; unset: 2, or 1 on a "
-                   "single core. On two cores or more there may be more ranks, which share them")
+                   "single core. With two or more cores there may be more ranks than cores; they "
+                   "then share them")
       ->needs(calibrate)
       ->check(check_at_least(1));
   command->footer(kDoctorFooter);

@@ -115,8 +115,8 @@ void add_evaluate_command(CLI::App& program) {
   command->footer(
       "Experts take all their tokens: model.moe_expert_capacity_factor applies to training and its "
       "validations only.\n"
-      "Windows ignore where documents end: data.reset_position_ids, data.reset_attention_mask and "
-      "data.eod_mask_loss of the checkpoint's run have no effect, which a note says.\n"
+      "Windows ignore document boundaries. If the run that saved set data.reset_position_ids, "
+      "data.reset_attention_mask or data.eod_mask_loss, they have no effect, and a note says so.\n"
       "JSON: loss (nats, mean over the predicted tokens), perplexity (its exponential, at most the "
       "largest double), tokens (how many were predicted).");
   command->callback([arguments] { run(*arguments); });

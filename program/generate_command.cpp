@@ -244,11 +244,12 @@ void add_layout_options(CLI::App& command, ParallelConfig& parallel) {
   add("--pipeline", parallel.pipeline_model_parallel_size, "the layers");
   add("--expert", parallel.expert_model_parallel_size, "the experts");
   command
-      .add_option("--timeout", parallel.distributed_timeout_seconds,
-                  "Seconds after which ranks that wait for each other fail. A stage of --pipeline "
-                  "waits while all prompts go through those before it. Default: "
-                  "parallel.distributed_timeout_seconds of the run that saved, at least 600 on a "
-                  "GPU and 60 on the CPU")
+      .add_option(
+          "--timeout", parallel.distributed_timeout_seconds,
+          "Seconds after which ranks that wait for each other fail. With --pipeline, a stage "
+          "waits until all prompts have passed the earlier stages. Default: "
+          "parallel.distributed_timeout_seconds of the run that saved, at least 600 on a "
+          "GPU and 60 on the CPU")
       ->type_name("SECONDS")
       ->check(check_timeout);
 }
@@ -321,8 +322,8 @@ void add_generate_command(CLI::App& program) {
                    "File with one prompt on each line. The first of several ranks reads it")
       ->type_name("FILE");
   add_texts(*command, "--stop", arguments->stop,
-            "Stop generating at this string, which is not printed; may be repeated: the one that "
-            "is complete first counts");
+            "Stop generating at this string, which is not printed; may be repeated: the "
+            "first one to appear ends the text");
   command->add_flag("--ignore-eos", arguments->ignore_eos,
                     "Continue after an end-of-document token instead of ending the text there");
   command->add_flag("--json", arguments->json,

@@ -110,7 +110,7 @@ void write_best_text(const LayoutSearch& search, const Machine& machine) {
   if (!search.refused.empty()) std::cout << "\n" << refusals_of(search) << "\n";
 }
 
-std::string why_none(const BestArguments& arguments, const LayoutSearch& search) {
+std::string no_layout_reason(const BestArguments& arguments, const LayoutSearch& search) {
   const LayoutSearchOptions& options = arguments.options;
   if (search.legal == 0)
     return fmt::format("found no legal layout of {} ranks{}", options.space.world_size,
@@ -146,7 +146,7 @@ void plan_best(const CLI::App& command, BestArguments& arguments) {
   else
     write_best_text(search, machine);
   flush_output(command);
-  if (search.best.empty()) throw ExitStatus{1, why_none(arguments, search)};
+  if (search.best.empty()) throw ExitStatus{1, no_layout_reason(arguments, search)};
 }
 
 constexpr const char* kBestFooter =

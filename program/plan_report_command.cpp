@@ -100,10 +100,11 @@ void add_plan_report(CLI::App& plan) {
   add_config_options(plan, arguments->config_path, arguments->overrides, /*required=*/false);
   plan.add_option("--world-size", arguments->world_size, "Number of ranks of the job")
       ->check(check_integer);
-  CLI::Option* const per_host = plan.add_option("--ranks-per-host", arguments->ranks_per_host,
-                                                "Ranks per host: rank r is on host r / this")
-                                    ->capture_default_str()
-                                    ->check(check_at_least(1));
+  CLI::Option* const per_host =
+      plan.add_option("--ranks-per-host", arguments->ranks_per_host,
+                      "Ranks per host: rank r runs on host r / N, rounded down")
+          ->capture_default_str()
+          ->check(check_at_least(1));
   plan.add_option(
           "--machine", arguments->machine_path,
           "Also predict the time of a step on this machine: a machine file, or the name of one "

@@ -79,7 +79,7 @@ std::string without_frames(const std::string& message) {
 /// Prints what was asked for, such as --help, or says what is wrong with the arguments.
 int end_of_parsing(const CLI::App& program, const CLI::ParseError& parsed) {
   const bool asked_for = parsed.get_exit_code() == 0;
-  if (!asked_for) end(2, told_of_arguments(program, parsed));
+  if (!asked_for) end(2, describe_argument_error(program, parsed));
   program.exit(parsed);
   try {
     flush_standard_output();

@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kCannotRun = 1;
 
-void tell_that_rank_cannot_run(int rank, const std::string& file, int error) {
+void report_exec_failure(int rank, const std::string& file, int error) {
   std::fprintf(stderr, "lockstep launch: rank %d cannot run %s: %s\n", rank, file.c_str(),
                std::strerror(error));
 }
@@ -39,7 +39,7 @@ void tell_that_rank_cannot_run(int rank, const std::string& file, int error) {
     arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
   ::execvp(program.file.c_str(), arguments.data());
-  tell_that_rank_cannot_run(rank, program.file, errno);
+  report_exec_failure(rank, program.file, errno);
   std::_Exit(kCannotRun);
 }
 
@@ -73,7 +73,7 @@ int error_of_program(const std::string& name) {
 void check_program(const LaunchedProgram& program, int first_rank) {
   const int error = error_of_program(program.file);
   if (error == 0) return;
-  tell_that_rank_cannot_run(first_rank, program.file, error);
+  report_exec_failure(first_rank, program.file, error);
   throw ExitStatus{kCannotRun, ""};
 }
 

@@ -71,7 +71,8 @@ class Rounds {
   }
 
   void run() {
-    if (channel_) channel_->announce(parallel_options(config_, device_).timeout, absolute_folder());
+    if (channel_)
+      channel_->announce(*parallel_options(config_, device_).timeout, absolute_folder());
     if (is_spare_) take_next_order();
     while (const auto lost = lost_in_round()) {
       std::cerr << fmt::format("lockstep: {}; this rank keeps running\n",

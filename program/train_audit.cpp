@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kMostTold = 10;
 
 /// "equal: `a` on 4 ranks": a line for each parameter.
-std::string told_of_parameters(const AuditReport& report, double milliseconds) {
+std::string audit_summary(const AuditReport& report, double milliseconds) {
   std::map<std::string, int64_t> ranks_of;
   for (const AuditedRank& rank : report.ranks)
     for (const AuditedParameter& param : rank.parameters) ++ranks_of[param.name];
@@ -43,7 +43,7 @@ std::string audit_gradients(Trainer& trainer, const std::string& output,
   wrong.resize(std::min(count, kMostTold));
   require<UsageError>(count == 0, "audit: {} between the expected and the measured audit: {}",
                       counted(static_cast<int64_t>(count), "difference"), fmt::join(wrong, "; "));
-  return told_of_parameters(measured, taken.count()) + (path.empty() ? "" : "; wrote " + path);
+  return audit_summary(measured, taken.count()) + (path.empty() ? "" : "; wrote " + path);
 }
 
 }  // namespace lockstep

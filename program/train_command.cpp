@@ -6,6 +6,7 @@
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <optional>
 
 #include "lockstep/checkpoint/finite_values.h"
 #include "lockstep/core/check.h"
@@ -37,7 +38,7 @@ namespace {
 constexpr int kStopped = 3;
 constexpr int kDiverged = 4;
 
-/// ", products in fp8 (hybrid, delayed)"
+/// ", products in fp8 (hybrid, delayed),"
 std::string products_of(const TrainConfig& config) {
   if (config.fp8 == Fp8Format::none) return "";
   return fmt::format(", products in fp8 ({}, {}),", to_string(config.fp8),
@@ -191,14 +192,14 @@ void check_sample(const Config& config, const std::string& folder) {
       config.train.sample_tokens);
 }
 
-RunEnd wish_for_stop(const ParallelState& state) {
+RunEnd requested_stop(const ParallelState& state) {
   if (state.lost_launcher()) return RunEnd::launcher_lost;
   const int signal = noted_signal();
   if (signal == 0) return RunEnd::none;
   return signal == SIGINT ? RunEnd::sigint : RunEnd::sigterm;
 }
 
-std::string told_of_stop(const Trainer& trainer, const std::string& folder) {
+std::string stop_message(const Trainer& trainer, const std::string& folder) {
   return fmt::format(
       "{}: stopped after iteration {}{}", name_of(trainer.end()), trainer.iteration(),
       folder.empty() ? "; nothing is saved without checkpoint.save or --output" : "");
@@ -241,88 +242,120 @@ void end_profile(ProfileWindow* profile, Tell tell) {
                            trainer.iteration());
 }
 
-void train(const Round& round, const TrainArguments& arguments) {
-  const Config& config = round.config;
-  const ParallelState& state = round.state;
-  const std::string& output = arguments.output;
-  std::unique_ptr<Reporter> reporter;
-  if (state.rank() == 0) reporter = std::make_unique<Reporter>(config, state.device());
-  const auto tell = [&](const std::string& text) {
-    if (reporter && !text.empty()) reporter->message(text);
-  };
-  tell(unused_gpus(config.train.device, state.device()));
-  tell(stronger_router_losses(config));
-  const std::string folder = save_folder(config, output);
-  check_sample(config, folder);
-  std::unique_ptr<const SampleText> sample;
-  if (reporter && config.train.sample_tokens > 0) sample = std::make_unique<SampleText>(config);
-  RunCheckpoints checkpoints(config.checkpoint, folder, state, round.start, &round.copies);
-  auto owned = std::make_unique<Trainer>(config, state, !checkpoints.will_load());
-  Trainer& trainer = *owned;
-  for (const std::string& note : trainer.notes()) tell(note);
-  for (const std::string& note : schedule_notes(config, trainer.batches())) tell(note);
-  const auto loaded = checkpoints.load(trainer);
-  tell(checkpoints.note());
-  if (loaded) tell(fmt::format("loaded {}, iteration {}", *loaded, trainer.iteration()));
-  if (reporter) reporter->begin(trainer, state.grids().data_parallel_size(), output);
-  if (arguments.audit) tell(audit_gradients(trainer, output, state));
-  TrainCallbacks callbacks;
-  const auto profile = profile_window(config, arguments, state);
-  callbacks.should_stop = [&] {
-    if (profile) profile->before(trainer.iteration() + 1);
-    return wish_for_stop(state);
-  };
-  callbacks.checkpoint = [&](bool last) {
-    if (last && is_stop(trainer.end())) tell(told_of_stop(trainer, folder));
-    if (reporter && checkpoints.saves(trainer.iteration(), last)) reporter->before_save();
-    tell(checkpoints.after_iteration(trainer, last));
-  };
-  callbacks.go_back = [&] {
-    tell(checkpoints.finish());
-    const std::string path = checkpoints.go_back(trainer);
-    if (reporter) reporter->go_back(trainer, path);
+/// A run on this rank, from its start or a checkpoint to its end.
+class TrainRun {
+ public:
+  TrainRun(const Round& round, const TrainArguments& arguments)
+      : config_(round.config),
+        arguments_(arguments),
+        state_(round.state),
+        folder_(save_folder(config_, arguments.output)) {
+    if (state_.rank() == 0) reporter_ = std::make_unique<Reporter>(config_, state_.device());
+    tell(unused_gpus(config_.train.device, state_.device()));
+    tell(stronger_router_losses(config_));
+    check_sample(config_, folder_);
+    if (reporter_ && config_.train.sample_tokens > 0)
+      sample_ = std::make_unique<SampleText>(config_);
+    checkpoints_.emplace(config_.checkpoint, folder_, state_, round.start, &round.copies);
+    trainer_ = std::make_unique<Trainer>(config_, state_, !checkpoints_->will_load());
+    load();
+    profile_ = profile_window(config_, arguments, state_);
+  }
+
+  void run() {
+    note_sigint();
+    try {
+      trainer_->run(callbacks());
+    } catch (const DivergenceError& error) {
+      if (reporter_) reporter_->end();
+      end_as_diverged(error.what(), *trainer_, *checkpoints_, state_);
+    } catch (const std::exception& error) {
+      // The others learn of it before this rank waits for its save to be given up.
+      state_.post_failure(error.what());
+      throw;
+    }
+    ignore_signals();
+    tell(checkpoints_->finish());
+    if (reporter_) reporter_->end();
+    end_profile(profile_.get(), [&](const std::string& text) { tell(text); });
+    if (trainer_->end() == RunEnd::diverged)
+      end_as_diverged(trainer_->divergence(), *trainer_, *checkpoints_, state_);
+    if (is_stop(trainer_->end())) end_as_stopped(*trainer_, state_);
+    if (trainer_->config().train.sample_tokens > 0) write_sample();
+  }
+
+ private:
+  /// Rank 0 shows it; empty: there is nothing to say.
+  void tell(const std::string& text) {
+    if (reporter_ && !text.empty()) reporter_->message(text);
+  }
+
+  void load() {
+    for (const std::string& note : trainer_->notes()) tell(note);
+    for (const std::string& note : schedule_notes(config_, trainer_->batches())) tell(note);
+    const auto loaded = checkpoints_->load(*trainer_);
+    tell(checkpoints_->note());
+    if (loaded) tell(fmt::format("loaded {}, iteration {}", *loaded, trainer_->iteration()));
+    if (reporter_)
+      reporter_->begin(*trainer_, state_.grids().data_parallel_size(), arguments_.output);
+    if (arguments_.audit) tell(audit_gradients(*trainer_, arguments_.output, state_));
+  }
+
+  TrainCallbacks callbacks() {
+    TrainCallbacks result;
+    result.should_stop = [&] {
+      if (profile_) profile_->before(trainer_->iteration() + 1);
+      return requested_stop(state_);
+    };
+    result.checkpoint = [&](bool last) { save(last); };
+    result.go_back = [&] { return go_back(); };
+    result.checkpoint_is_due = [&](int64_t iteration) {
+      return checkpoints_->is_due(iteration) || (profile_ && profile_->ends_after(iteration));
+    };
+    result.iteration = [&](const IterationMetrics& metrics) {
+      if (profile_) profile_->after(metrics.iteration);
+      if (reporter_) reporter_->iteration(metrics);
+    };
+    if (!reporter_) return result;
+    result.validation = [&](const ValidationMetrics& metrics) { reporter_->validation(metrics); };
+    result.test = [&](const TestMetrics& metrics) { reporter_->test(metrics); };
+    return result;
+  }
+
+  void save(bool last) {
+    if (last && is_stop(trainer_->end())) tell(stop_message(*trainer_, folder_));
+    if (reporter_ && checkpoints_->saves(trainer_->iteration(), last)) reporter_->before_save();
+    tell(checkpoints_->after_iteration(*trainer_, last));
+  }
+
+  bool go_back() {
+    tell(checkpoints_->finish());
+    const std::string path = checkpoints_->go_back(*trainer_);
+    if (reporter_) reporter_->go_back(*trainer_, path);
     return !path.empty();
-  };
-  callbacks.checkpoint_is_due = [&](int64_t iteration) {
-    return checkpoints.is_due(iteration) || (profile && profile->ends_after(iteration));
-  };
-  callbacks.iteration = [&](const IterationMetrics& m) {
-    if (profile) profile->after(m.iteration);
-    if (reporter) reporter->iteration(m);
-  };
-  if (reporter) {
-    callbacks.validation = [&](const ValidationMetrics& m) { reporter->validation(m); };
-    callbacks.test = [&](const TestMetrics& m) { reporter->test(m); };
   }
-  note_sigint();
-  try {
-    trainer.run(callbacks);
-  } catch (const DivergenceError& error) {
-    if (reporter) reporter->end();
-    end_as_diverged(error.what(), trainer, checkpoints, state);
-  } catch (const std::exception& error) {
-    // The others learn of it before this rank waits for its save to be given up.
-    state.post_failure(error.what());
-    throw;
-  }
-  ignore_signals();
-  tell(checkpoints.finish());
-  if (reporter) reporter->end();
-  end_profile(profile.get(), tell);
-  if (trainer.end() == RunEnd::diverged)
-    end_as_diverged(trainer.divergence(), trainer, checkpoints, state);
-  if (is_stop(trainer.end())) end_as_stopped(trainer, state);
-  if (trainer.config().train.sample_tokens == 0) return;
-  (void)trainer.state(/*with_optimizer=*/false);  // gathers what is sharded over the ranks
-  if (!standard_output_is_open())
-    tell("standard output is closed: the text of train.sample_tokens is not written");
-  else if (sample) {
+
+  void write_sample() {
+    (void)trainer_->state(/*with_optimizer=*/false);  // gathers what is sharded over the ranks
+    if (!standard_output_is_open())
+      return tell("standard output is closed: the text of train.sample_tokens is not written");
+    if (!sample_) return;
     exit_on_signals(kStopped);
-    const std::string saved = folder.empty() ? "" : checkpoints.path();  // not what was loaded
-    std::cout << sample->write(std::move(owned), saved, state.device()) << std::endl;
+    const std::string saved = folder_.empty() ? "" : checkpoints_->path();  // not what was loaded
+    std::cout << sample_->write(std::move(trainer_), saved, state_.device()) << std::endl;
     ignore_signals();
   }
-}
+
+  const Config& config_;
+  const TrainArguments& arguments_;
+  const ParallelState& state_;
+  const std::string folder_;
+  std::unique_ptr<Reporter> reporter_;  ///< on rank 0
+  std::unique_ptr<const SampleText> sample_;
+  std::optional<RunCheckpoints> checkpoints_;
+  std::unique_ptr<Trainer> trainer_;
+  std::unique_ptr<ProfileWindow> profile_;  ///< null without --profile
+};
 
 /// Refuses settings that write into the folder of --output if there is none.
 void check_output(const Config& config, const TrainArguments& arguments) {
@@ -347,7 +380,7 @@ void run(const TrainArguments& arguments) {
   note_sigterm();
   keep_freed_memory();
   run_rounds(config, save_folder(config, arguments.output),
-             [&](const Round& round) { train(round, arguments); });
+             [&](const Round& round) { TrainRun(round, arguments).run(); });
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ template <class Value>
 void expect_unused(const char* field, const Value& found, const Value& unused,
                    const TransformerConfig& model, const char* allowed) {
   require<ConfigError>(found == unused,
-                       "model.{}: found {}, but model.rope_scaling_type is {}; allowed with: {}",
+                       "model.{}: found {}, but model.rope_scaling_type is {}; it must be {}",
                        field, found, to_string(model.rope_scaling_type), allowed);
 }
 
@@ -87,7 +87,7 @@ void check_unused_latent_fields(const TransformerConfig& model) {
   const TransformerConfig unused;
   const auto expect = [](const char* field, int64_t found, int64_t allowed) {
     require<ConfigError>(found == allowed,
-                         "model.{}: found {}, allowed with: model.multi_latent_attention = true",
+                         "model.{}: found {}, which needs model.multi_latent_attention = true",
                          field, found);
   };
   expect("q_lora_rank", model.q_lora_rank.value_or(0), 0);

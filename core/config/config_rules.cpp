@@ -28,7 +28,7 @@ void check_model(const TransformerConfig& model) {
   if (model.recompute_num_layers) {
     require<ConfigError>(model.recompute_granularity == RecomputeGranularity::full,
                          "model.recompute_num_layers: found {}, but model.recompute_granularity is "
-                         "{}; allowed with: full",
+                         "{}; it must be full",
                          *model.recompute_num_layers, to_string(model.recompute_granularity));
     require<ConfigError>(*model.recompute_num_layers <= model.num_layers,
                          "model.recompute_num_layers: found {}, allowed: <= model.num_layers ({})",
@@ -42,7 +42,7 @@ void check_model(const TransformerConfig& model) {
 void check_parallel(const ParallelConfig& parallel) {
   require<ConfigError>(
       !parallel.virtual_pipeline_model_parallel_size || parallel.pipeline_model_parallel_size > 1,
-      "parallel.virtual_pipeline_model_parallel_size: found {}, allowed with: "
+      "parallel.virtual_pipeline_model_parallel_size: found {}, which needs "
       "parallel.pipeline_model_parallel_size > 1 (found {})",
       parallel.virtual_pipeline_model_parallel_size.value_or(0),
       parallel.pipeline_model_parallel_size);

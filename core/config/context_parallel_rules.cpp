@@ -96,9 +96,9 @@ void check_context_parallel(const TransformerConfig& model, const ParallelConfig
   const bool hierarchical = std::find(communications.begin(), communications.end(),
                                       ContextCommunication::a2a_p2p) != communications.end();
   require<ConfigError>(parallel.hierarchical_context_parallel_sizes.has_value() == hierarchical,
-                       "parallel.hierarchical_context_parallel_sizes: is {}, but a2a+p2p is {} "
-                       "layer's communication; allowed: set with a2a+p2p alone",
-                       hierarchical ? "not set" : "set", hierarchical ? "a" : "no");
+                       "parallel.hierarchical_context_parallel_sizes: {}",
+                       hierarchical ? "not set; cp_comm_type = a2a+p2p needs it"
+                                    : "set; only cp_comm_type = a2a+p2p uses it");
   if (hierarchical) context_parallel_levels(parallel);
   const int64_t ranks = parallel.context_parallel_size;
   if (ranks == 1) return;

@@ -35,7 +35,7 @@ void check_delayed_fields(const TrainConfig& train, const char* remedy) {
 }
 
 void check_fields_without_fp8(const TrainConfig& train) {
-  constexpr char kRemedy[] = "train.fp8 is none; allowed with: train.fp8 = hybrid or e4m3";
+  constexpr char kRemedy[] = "train.fp8 is none; it needs train.fp8 = hybrid or e4m3";
   const TrainConfig defaults;
   const Unused unused(kRemedy);
   unused.check("fp8_recipe", train.fp8_recipe, defaults.fp8_recipe, to_string(train.fp8_recipe));
@@ -95,7 +95,7 @@ void check_fp8(const Config& config) {
                        "train.fp8_recipe: found rowwise, allowed with train.fp8 = hybrid: delayed, "
                        "tensorwise; rowwise needs fp8 = e4m3");
   if (train.fp8_recipe != Fp8Recipe::delayed)
-    check_delayed_fields(train, "train.fp8_recipe is not delayed; allowed with: delayed");
+    check_delayed_fields(train, "train.fp8_recipe must be delayed");
   check_tokens(config);
   check_layers(config, config.model.num_layers, "at most");
 }

@@ -13,9 +13,7 @@ constexpr const char* kTargets[] = {"linear_qkv", "linear_proj", "linear_fc1", "
 void check_unused(const LoraConfig& lora) {
   const LoraConfig unused;
   const auto check = [](bool is_unused, const char* field, const auto& found) {
-    require<ConfigError>(is_unused,
-                         "lora.{}: found {}, but lora.rank is not set; allowed with: lora.rank",
-                         field, found);
+    require<ConfigError>(is_unused, "lora.{}: found {}, but lora.rank is not set", field, found);
   };
   check(lora.target_modules.empty(), "target_modules",
         fmt::format("{}", fmt::join(lora.target_modules, ", ")));

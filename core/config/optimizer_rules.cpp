@@ -20,7 +20,7 @@ void check_moment(const Config& config, const char* field, StateDtype dtype) {
 void check_decoupled_rates(const OptimizerConfig& optimizer) {
   const auto &highest = optimizer.decoupled_lr, &lowest = optimizer.decoupled_min_lr;
   require<ConfigError>(highest || !lowest,
-                       "optimizer.decoupled_min_lr: found {}, allowed with: "
+                       "optimizer.decoupled_min_lr: found {}, which needs "
                        "optimizer.decoupled_lr",
                        lowest.value_or(0));
   if (!highest) return;
@@ -81,24 +81,23 @@ void check_ddp(const DistributedDataParallelConfig& ddp) {
                        "ddp.bucket_size ({}) and ddp.num_buckets ({}): allowed: one of the two",
                        ddp.bucket_size.value_or(0), ddp.num_buckets.value_or(0));
   require<ConfigError>(!(ddp.calculate_per_token_loss.value_or(false) && ddp.average_in_collective),
-                       "ddp.average_in_collective: found true, allowed with: "
+                       "ddp.average_in_collective: found true, which needs "
                        "ddp.calculate_per_token_loss = false, because per-token scaling sums");
   const auto needs_distributed_optimizer = [&](const char* field, bool found) {
     require<ConfigError>(!found || ddp.use_distributed_optimizer,
-                         "{}: found true, allowed with: ddp.use_distributed_optimizer = true",
-                         field);
+                         "{}: found true, which needs ddp.use_distributed_optimizer = true", field);
   };
   needs_distributed_optimizer("ddp.overlap_param_gather", ddp.overlap_param_gather);
   needs_distributed_optimizer("ddp.pad_buckets_for_high_nccl_busbw",
                               ddp.pad_buckets_for_high_nccl_busbw);
   check_sharding_strategy(ddp);
   require<ConfigError>(!ddp.align_param_gather || ddp.overlap_param_gather,
-                       "ddp.align_param_gather: found true, allowed with: "
+                       "ddp.align_param_gather: found true, which needs "
                        "ddp.overlap_param_gather = true");
   require<ConfigError>(
       !ddp.reduce_scatter_with_fp32_accumulation ||
           (ddp.use_distributed_optimizer && !ddp.average_in_collective),
-      "ddp.reduce_scatter_with_fp32_accumulation: found true, allowed with: "
+      "ddp.reduce_scatter_with_fp32_accumulation: found true, which needs "
       "ddp.use_distributed_optimizer = true and ddp.average_in_collective = false");
 }
 
@@ -114,7 +113,7 @@ void check_optimizer(const Config& config) {
   check_offload(config);
   require<ConfigError>(!config.ddp.reduce_scatter_with_fp32_accumulation ||
                            config.parallel.num_distributed_optimizer_instances == 1,
-                       "ddp.reduce_scatter_with_fp32_accumulation: found true, allowed with: "
+                       "ddp.reduce_scatter_with_fp32_accumulation: found true, which needs "
                        "parallel.num_distributed_optimizer_instances = 1 (found {})",
                        config.parallel.num_distributed_optimizer_instances);
   const ShardingStrategy strategy = config.ddp.data_parallel_sharding_strategy;

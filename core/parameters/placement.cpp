@@ -135,11 +135,11 @@ void ParamDescription::validate(std::string_view parameter) const {
     check_axis(axis);
     require<UsageError>(
         gradient != GradientState::undeclared,
-        "parameter '{}': found a module that says nothing of its gradient over {}, in a model with "
-        "sequence parallelism; allowed: a description, by register_described_module() where its "
-        "parent registers it, with GradientState::partial_sum where each rank of {} gives it other "
-        "tokens, and complete where all give it the same",
-        parameter, lockstep::to_string(axis), lockstep::to_string(axis));
+        "parameter '{}': its module does not declare the state of its gradient over {}, which "
+        "sequence parallelism needs; register the module with register_described_module(), with "
+        "GradientState::partial_sum if each rank sees different tokens and complete if all see the "
+        "same",
+        parameter, lockstep::to_string(axis));
     const bool whole = !std::holds_alternative<Shard>(placement(axis));
     require<UsageError>(
         gradient == default_gradient_state(axis) || whole,

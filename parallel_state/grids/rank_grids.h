@@ -12,7 +12,8 @@
 /// the grid etp x ep x edp x pp; the two share pp and the world.
 namespace lockstep {
 
-/// How a world of ranks is divided. Names as in Megatron Core's initialize_model_parallel.
+/// How a world of ranks is divided. The names shorten those of Megatron Core's
+/// initialize_model_parallel: `tensor` is its tensor_model_parallel_size.
 struct ParallelSizes {
   int64_t world_size = 1;
   int64_t tensor = 1;

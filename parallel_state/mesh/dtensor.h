@@ -15,7 +15,8 @@ namespace lockstep {
 /// shard the same dimension, they cut it one after the other, the first axis of the mesh first.
 /// Every cut is that of torch.chunk, so the last ranks may hold less, or nothing.
 ///
-/// Collectives run on the backend of the local tensor's device: NCCL for CUDA, Gloo for the CPU.
+/// Collectives run on the backend of the local tensor's device: NCCL for CUDA; for the CPU see
+/// collectives.h.
 /// Nothing is recorded for autograd. A handle: copies share the local tensor.
 ///
 /// Every call that takes placements throws UsageError if there is not one placement for each mesh

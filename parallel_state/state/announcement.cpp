@@ -33,7 +33,7 @@ MembershipSpec membership_spec(const ParallelStateOptions& options, int64_t rank
                          .fields = {{"world size", std::to_string(options.sizes.world_size)},
                                     {"build", build_identity()},
                                     {"libtorch", TORCH_VERSION}},
-                         .timeout = options.timeout,
+                         .timeout = *options.timeout,
                          .obstacle = options.meeting_obstacle};
   spec.fields.insert(spec.fields.end(), options.announcement.begin(), options.announcement.end());
   spec.fields.push_back({"parallel sizes", describe(options.sizes)});

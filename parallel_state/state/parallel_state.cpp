@@ -86,8 +86,10 @@ void check_timeout(std::chrono::milliseconds timeout, const std::string& group =
                        timeout.count());
 }
 
-void check_options(const ParallelStateOptions& options, int64_t rank) {
-  check_timeout(options.timeout);
+/// Sets the timeout if it is unset.
+void check_options(ParallelStateOptions& options, int64_t rank) {
+  if (!options.timeout) options.timeout = std::chrono::seconds(options.device.is_cuda() ? 600 : 60);
+  check_timeout(*options.timeout);
   require<ConfigError>(!options.device.is_cuda() || options.device.has_index(),
                        "device: found 'cuda', allowed: one with its number, such as 'cuda:0'");
   for (const auto& [kind, of_group] : options.group_options)
@@ -147,7 +149,7 @@ struct ParallelState::Impl {
     state->name = name;
     state->global_rank = rank;
     state->rank = std::find(key.ranks.begin(), key.ranks.end(), rank) - key.ranks.begin();
-    state->timeout = key.options.timeout.value_or(options.timeout);
+    state->timeout = key.options.timeout.value_or(*options.timeout);
     state->failures = failures;
     state->guard = guard;
     state->observer = options.observer;

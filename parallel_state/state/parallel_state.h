@@ -40,13 +40,14 @@ using DeviceBackendFactory =
 struct ParallelStateOptions {
   /// Sizes of the axes. world_size is taken from the launch environment if there is one.
   ParallelSizes sizes = {};
-  /// Where tensors live: the CPU (Gloo), or one CUDA device (NCCL, and Gloo for host data), which
+  /// Where tensors live: the CPU, or one CUDA device (NCCL, and Gloo for host data), which
   /// becomes the current device of the thread that constructs the ParallelState. Other threads that
   /// use the library must make it current themselves, for example with c10::DeviceGuard.
   c10::Device device = c10::kCPU;
-  /// Timeout after which an unfinished communication fails.
-  std::chrono::milliseconds timeout = std::chrono::seconds(60);
-  /// All ranks run on one host: Gloo then listens on the loopback interface alone.
+  /// Timeout after which an unfinished communication fails; unset: 600 s on a GPU, 60 s on the CPU.
+  std::optional<std::chrono::milliseconds> timeout = {};
+  /// All ranks run on one host: Gloo then listens on the loopback interface alone. Taken from the
+  /// launch environment if there is one.
   bool single_host = true;
   /// Distinguishes this run from others that use the same store. Taken from the launch environment
   /// if there is one.
@@ -108,7 +109,7 @@ class ParallelState {
   /// The rank that a launcher's environment describes. Throws ConfigError if the sizes do not fit
   /// the world, CommunicationError if the store cannot be served (port in use) or reached, or
   /// belongs to another run; each names its address.
-  ParallelState(const LaunchEnvironment& environment, ParallelStateOptions options);
+  ParallelState(const LaunchEnvironment& environment, ParallelStateOptions options = {});
 
   /// Rank `rank` of options.sizes.world_size ranks that share `store`, such as threads of one
   /// process over a c10d::HashStore (see prepare_rank_threads). `store` may be null for one rank.

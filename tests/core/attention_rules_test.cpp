@@ -20,7 +20,7 @@ std::string attention_refusal(const std::vector<std::string>& overrides) {
 }
 
 TEST(AttentionRules, FieldsThatNothingWouldReadAreRefused) {
-  const std::string none = ", but model.rope_scaling_type is none; allowed with: ";
+  const std::string none = ", but model.rope_scaling_type is none; it must be ";
   EXPECT_EQ(attention_refusal({"model.rope_scaling_factor=2"}),
             "model.rope_scaling_factor: found 2" + none + "linear, llama3, yarn");
   EXPECT_EQ(attention_refusal({"model.rope_low_freq_factor=2"}),
@@ -29,18 +29,19 @@ TEST(AttentionRules, FieldsThatNothingWouldReadAreRefused) {
             "model.rope_high_freq_factor: found 3" + none + "llama3");
   EXPECT_EQ(attention_refusal({"model.rope_original_max_position_embeddings=64"}),
             "model.rope_original_max_position_embeddings: found 64" + none + "llama3, yarn");
-  EXPECT_EQ(attention_refusal({"model.rope_scaling_type=linear", "model.rope_high_freq_factor=3"}),
-            "model.rope_high_freq_factor: found 3, but model.rope_scaling_type is linear; allowed "
-            "with: llama3");
+  EXPECT_EQ(
+      attention_refusal({"model.rope_scaling_type=linear", "model.rope_high_freq_factor=3"}),
+      "model.rope_high_freq_factor: found 3, but model.rope_scaling_type is linear; it must be "
+      "llama3");
   EXPECT_EQ(attention_refusal({"model.rope_mscale_all_dim=1"}),
             "model.rope_mscale_all_dim: found 1" + none + "yarn");
   EXPECT_EQ(attention_refusal({"model.rope_scaling_type=llama3", "model.rope_beta_fast=3"}),
-            "model.rope_beta_fast: found 3, but model.rope_scaling_type is llama3; allowed with: "
+            "model.rope_beta_fast: found 3, but model.rope_scaling_type is llama3; it must be "
             "yarn");
   EXPECT_EQ(attention_refusal({"model.v_head_dim=3"}),
-            "model.v_head_dim: found 3, allowed with: model.multi_latent_attention = true");
+            "model.v_head_dim: found 3, which needs model.multi_latent_attention = true");
   EXPECT_EQ(attention_refusal({"model.q_lora_rank=3"}),
-            "model.q_lora_rank: found 3, allowed with: model.multi_latent_attention = true");
+            "model.q_lora_rank: found 3, which needs model.multi_latent_attention = true");
 }
 
 // 100 * 0.28 and 100 * 0.58 are 28.000000000000004 and 57.99999999999999 in double precision.

@@ -211,7 +211,7 @@ TEST(Config, ContradictionsAreNamed) {
       {{"ddp.average_in_collective=true", "ddp.calculate_per_token_loss=true"},
        "ddp.average_in_collective: found true"},
       {{"ddp.overlap_param_gather=true"},
-       "ddp.overlap_param_gather: found true, allowed with: ddp.use_distributed_optimizer = true"},
+       "ddp.overlap_param_gather: found true, which needs ddp.use_distributed_optimizer = true"},
       {{"ddp.pad_buckets_for_high_nccl_busbw=true"}, "ddp.pad_buckets_for_high_nccl_busbw: found"},
       {{"parallel.num_distributed_optimizer_instances=2"},
        "parallel.num_distributed_optimizer_instances: found 2, allowed: 1, or"},
@@ -247,9 +247,9 @@ TEST(Config, ContradictionsAreNamed) {
       {{"data.mock=true", "data.path=a", "data.blend=1"},
        "data.mock: found true, allowed: false beside data.blend"},
       {{"parallel.distributed_timeout_seconds=0.0004"},
-       "parallel.distributed_timeout_seconds: found 0.0004, allowed: 0.001 to 3153600000 (100"},
+       "parallel.distributed_timeout_seconds: found 0.0004, allowed: >= 0.001"},
       {{"parallel.distributed_timeout_seconds=1e300"},
-       "parallel.distributed_timeout_seconds: found 1e+300, allowed: 0.001 to 3153600000 (100"},
+       "parallel.distributed_timeout_seconds: found 1e+300, allowed: <= 3153600000"},
       {{"train.sample_tokens=3", "train.sample_prompt="}, "train.sample_prompt: is empty"},
   };
   for (const auto& [overrides, message] : cases)

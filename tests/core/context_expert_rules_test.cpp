@@ -68,15 +68,16 @@ TEST(ContextParallelRules, EachLayerHasItsCommunication) {
                  "model.num_query_groups: found 1, which leaves 1 on a tensor-parallel rank, "
                  "allowed with parallel.cp_comm_type = a2a: a multiple of the 2 ranks");
   expect_refusal(of_layers("p2p,a2a+p2p,p2p"),
-                 "parallel.hierarchical_context_parallel_sizes: is not set");
+                 "parallel.hierarchical_context_parallel_sizes: not set");
 }
 
 TEST(ContextParallelRules, Levels) {
   const Overrides four = {"parallel.context_parallel_size=4"};
   const std::string field = "parallel.hierarchical_context_parallel_sizes";
   const Overrides both = with(four, {"parallel.cp_comm_type=a2a+p2p"});
-  expect_refusal(both, field + ": is not set");
-  expect_refusal(with(four, {field + "=2,2"}), field + ": is set");
+  expect_refusal(both, field + ": not set; cp_comm_type = a2a+p2p needs it");
+  expect_refusal(with(four, {field + "=2,2"}),
+                 field + ": set; only cp_comm_type = a2a+p2p uses it");
   for (const auto& bad : {"2", "2,2,1", "2,3", "4,2", "0,4", "-2,-2", "2;2", "2,2,", "a,b"})
     expect_refusal(with(both, {field + "=" + bad}), field + ": found '" + bad + "'");
   const Config config = parse_config("", "x", with(both, {field + "=2, 2"}));

@@ -29,6 +29,17 @@ constexpr const char* kModel = R"(
 
 void parse_model(std::vector<std::string> overrides) { parse_config(kModel, "model", overrides); }
 
+TEST(TensorParallelRules, TheFeedForwardSizeCountsOnlyWhereALayerIsDense) {
+  const std::vector<std::string> odd = {"parallel.tensor_model_parallel_size=4",
+                                        "model.ffn_hidden_size=62", "model.num_experts=4",
+                                        "model.moe_ffn_hidden_size=16", "model.num_layers=2"};
+  EXPECT_NO_THROW(parse_model(odd));
+  std::vector<std::string> mixed = odd;
+  mixed.push_back("model.moe_layer_freq=[0,1]");
+  EXPECT_TRUE(throws_with<ConfigError>([&] { parse_model(mixed); },
+                                       "model.ffn_hidden_size (62) must be divisible by "));
+}
+
 TEST(TensorParallelRules, ErrorsNameTheFieldsThatDoNotDivide) {
   const auto tensor = [](int ranks) {
     return "parallel.tensor_model_parallel_size=" + std::to_string(ranks);
@@ -49,22 +60,22 @@ TEST(TensorParallelRules, ErrorsNameTheFieldsThatDoNotDivide) {
       {{tensor(2), "model.num_query_groups=1", "model.kv_channels=4611686018427387904"},
        "model.kv_channels: 14 * 4611686018427387904 does not fit into 64 bits"},
       {{"parallel.sequence_parallel=true"},
-       "parallel.sequence_parallel: found true, allowed with: "
+       "parallel.sequence_parallel: found true, which needs "
        "parallel.tensor_model_parallel_size > 1 (found 1)"},
       {{"parallel.tp_comm_overlap=true"},
-       "parallel.tp_comm_overlap: found true, allowed with: "
+       "parallel.tp_comm_overlap: found true, which needs "
        "parallel.tensor_model_parallel_size > 1 (found 1)"},
       {{tensor(2), "parallel.sequence_parallel=true", "model.seq_length=25"},
        "model.seq_length: found 25, allowed with parallel.sequence_parallel: a multiple of"},
       {{tensor(2), "model.distribute_saved_activations=true"},
-       "model.distribute_saved_activations: found true, allowed with: model.recompute_granularity "
+       "model.distribute_saved_activations: found true, which needs model.recompute_granularity "
        "= full (found none)"},
       {{"model.recompute_granularity=full", "model.distribute_saved_activations=true"},
-       "model.distribute_saved_activations: found true, allowed with: "
+       "model.distribute_saved_activations: found true, which needs "
        "parallel.tensor_model_parallel_size > 1 (found 1)"},
       {{tensor(2), "model.recompute_granularity=full", "parallel.sequence_parallel=true",
         "model.distribute_saved_activations=true"},
-       "allowed with: parallel.sequence_parallel = false"},
+       "needs parallel.sequence_parallel = false"},
       {{tensor(4), "model.hidden_size=50", "model.kv_channels=4",
         "model.recompute_granularity=full", "model.distribute_saved_activations=true"},
        "model.hidden_size (50) must be divisible by "},

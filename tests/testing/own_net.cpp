@@ -174,7 +174,7 @@ std::vector<Case> mistakes() {
           {"bias added on every rank", bias_on_every_rank, tp, "block1.out_bias",
            "so that it counts 2 times"},
           {"router not described", router_not_described, sp, "block1.router.weight",
-           "says nothing of its gradient over tp"},
+           "does not declare the state of its gradient over tp"},
           {"parameter used outside of its owner", used_through_a_view, dp, "table",
            "used through a tensor that is not the parameter"},
           {"dropout with the wrong stream", dropout_by_rank, tp, "block1.out_bias",
