@@ -33,13 +33,13 @@ at::Tensor make_batch(int64_t rank, int64_t ranks, int64_t step, int64_t microba
 
 double train() {
   // [snippet]
-  lockstep::ParallelState state(lockstep::read_launch_environment(), {});
+  lockstep::ParallelState state(lockstep::read_launch_environment());
   Net net;
   lockstep::DistributedDataParallel ddp(net, state);
   ddp.set_num_microbatches(kMicrobatches);
   lockstep::OptimizerConfig config;
   config.lr = 0.01;
-  config.clip_grad = 1;  // the default: step() scales larger norms down to 1; 0: never
+  config.clip_grad = 1;  // the default: larger norms are scaled down to 1; 0 turns clipping off
   lockstep::Optimizer optimizer({&ddp}, config);
 
   const auto ranks = state.group(lockstep::GroupKind::dp_cp);

@@ -23,8 +23,7 @@ class Model : public lockstep::DescribedModule {
     using namespace lockstep;
     table_ = add_child<VocabParallelEmbedding>(context, "table", kTokens, kWidth, 0.1,
                                                TableUse::both_ways);
-    inner_ = add_child<ColumnParallelLinear>(context, "inner", kWidth, std::vector<int64_t>{kInner},
-                                             true, 0.1);
+    inner_ = add_child<ColumnParallelLinear>(context, "inner", kWidth, kInner, true, 0.1);
     outer_ = add_child<RowParallelLinear>(context, "outer", kInner, kWidth, true, 0.1);
     norm_ = add_child<Norm>(context, "norm", kWidth, Normalization::LayerNorm, 1e-5);
   }

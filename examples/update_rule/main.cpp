@@ -36,7 +36,7 @@ at::Tensor make_batch(int64_t step) {
 }
 
 double train() {
-  lockstep::ParallelState state(lockstep::read_launch_environment(), {});
+  lockstep::ParallelState state(lockstep::read_launch_environment());
   const auto ranks = state.group(lockstep::GroupKind::dp_cp);
   Net net;
   lockstep::DistributedDataParallelConfig sharded;
