@@ -81,7 +81,7 @@ class Activations {
     return lora_.rank ? 0 : product(widths_.vocabulary, config_.hidden_size, element_);
   }
   int64_t tied_gradient() const {
-    const bool in_place = chunk_ || wider_buffers_;
+    const bool in_place = wider_buffers_ || (chunk_ && !is_narrow());
     return config_.untie_embeddings_and_output_weights || in_place ? 0 : table_gradient();
   }
   /// Backward's memory for the output: the gradient of its input, with sequence parallelism that of
@@ -90,7 +90,10 @@ class Activations {
     const int64_t hidden = product(tokens_, config_.hidden_size, element_);
     if (!chunk_) return sum(hidden, widened_output(tokens_));
     const int64_t tokens = std::min(*chunk_, tokens_);
-    return sum(logits(tokens), hidden, own_tokens_ < tokens_ ? hidden : 0, widened_output(tokens));
+    int64_t in_chunk = sum(logits(tokens), widened_output(tokens));
+    if (is_narrow() && !wider_buffers_)
+      in_chunk = sum(table_gradient() / element_ * wide_, std::max(in_chunk, table_gradient()));
+    return sum(in_chunk, hidden, own_tokens_ < tokens_ ? hidden : 0);
   }
   /// The gradients of a layer's output and of its residual.
   int64_t hidden_gradients() const {
@@ -100,9 +103,11 @@ class Activations {
   int64_t layer_gradients() const { return sum(hidden_gradients(), inside(tokens_, widths_.ffn)); }
 
  private:
+  bool is_narrow() const { return element_ < wide_; }
+
   /// On the CPU the operands of the weight's gradient are widened, 256 tokens at a time.
   int64_t widened_output(int64_t tokens) const {
-    if (!wider_buffers_ || on_cuda_ || lora_.rank) return 0;
+    if (!(wider_buffers_ || (chunk_ && is_narrow())) || on_cuda_ || lora_.rank) return 0;
     return product(std::min<int64_t>(tokens, 256), sum(widths_.vocabulary, config_.hidden_size),
                    wide_);
   }

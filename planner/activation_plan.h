@@ -78,7 +78,8 @@ struct ActivationPlan {
   /// Bytes that backward needs in addition, the largest of:
   /// - in the output layer: the gradient of its input, T h e; on the CPU with e < w 256 tokens of
   ///   its operands, 256 (V + h) w; with cross_entropy_chunk_size = C the logits of a chunk, C V e,
-  ///   and then with sequence parallelism also the input of all ranks, T h e.
+  ///   and then with sequence parallelism also the input of all ranks, T h e, and with gradients of
+  ///   e < w bytes the sum of the weight's gradient, V h w, and at the end its copy, V h e.
   /// - in a layer, when the logits T V e are free (under ZB-H1 they are not): 2 t h e and the
   ///   gradients of the feed-forward network; or one recomputed layer, piece or attention core. An
   ///   upper bound if other layers after it are free by then. With model.offload_activations on

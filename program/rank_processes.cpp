@@ -1,6 +1,5 @@
 #include "lockstep/program/rank_processes.h"
 
-#include <poll.h>
 #include <sys/wait.h>
 
 #include <algorithm>

@@ -196,9 +196,12 @@ std::string RunCheckpoints::note_loaded(const std::string& path, const std::stri
 }
 
 std::vector<std::string> RunCheckpoints::find_next_of_job(Found& found) const {
-  const OfJob mine =
-      state_.rank() == 0 ? newest_after_restart(folder_, start_, found.seen) : OfJob();
-  found.of_job = all_gather_texts(state_.world(), mine.path, "checkpoint of the job").front();
+  OfJob mine;
+  const auto find = [&] {
+    mine = newest_after_restart(folder_, start_, found.seen);
+    return mine.path;
+  };
+  found.of_job = as_rank_0_finds(state_, find, "checkpoint of the job");
   return mine.problems;
 }
 

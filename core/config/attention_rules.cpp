@@ -43,7 +43,7 @@ void check_unused_rope_fields(const TransformerConfig& model) {
   const RopeScaling type = model.rope_scaling_type;
   if (type == RopeScaling::none)
     expect_unused("rope_scaling_factor", model.rope_scaling_factor, unused.rope_scaling_factor,
-                  model, "linear, llama3, yarn");
+                  model, "linear, llama3 or yarn");
   if (type != RopeScaling::llama3) {
     expect_unused("rope_low_freq_factor", model.rope_low_freq_factor, unused.rope_low_freq_factor,
                   model, "llama3");
@@ -54,7 +54,7 @@ void check_unused_rope_fields(const TransformerConfig& model) {
   if (type != RopeScaling::llama3)
     expect_unused("rope_original_max_position_embeddings",
                   model.rope_original_max_position_embeddings,
-                  unused.rope_original_max_position_embeddings, model, "llama3, yarn");
+                  unused.rope_original_max_position_embeddings, model, "llama3 or yarn");
   expect_unused("rope_beta_fast", model.rope_beta_fast, unused.rope_beta_fast, model, "yarn");
   expect_unused("rope_beta_slow", model.rope_beta_slow, unused.rope_beta_slow, model, "yarn");
   expect_unused("rope_mscale", model.rope_mscale, unused.rope_mscale, model, "yarn");

@@ -95,7 +95,8 @@ void check_fp8(const Config& config) {
                        "train.fp8_recipe: found rowwise, allowed with train.fp8 = hybrid: delayed, "
                        "tensorwise; rowwise needs fp8 = e4m3");
   if (train.fp8_recipe != Fp8Recipe::delayed)
-    check_delayed_fields(train, "train.fp8_recipe must be delayed");
+    check_delayed_fields(train,
+                         "train.fp8_recipe is not delayed; it needs train.fp8_recipe = delayed");
   check_tokens(config);
   check_layers(config, config.model.num_layers, "at most");
 }

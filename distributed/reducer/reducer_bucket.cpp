@@ -148,14 +148,13 @@ void ReducerBucket::refuse_other_than_sparse(const at::Tensor& result) const {
   require<UsageError>(
       result.defined() && result.layout() == at::kSparse && result.sizes() == param.sizes() &&
           result.scalar_type() == param.scalar_type(),
-      "communication hook: returned {} for {}, allowed: a sparse tensor {} of {}",
+      "communication hook: returned {} for {}, allowed: a sparse tensor [{}] of {}",
       result.defined()
-          ? fmt::format("a {} tensor {} of {}", result.layout() == at::kSparse ? "sparse" : "dense",
-                        fmt::format("[{}]", fmt::join(result.sizes(), ", ")),
-                        at::toString(result.scalar_type()))
+          ? fmt::format("a {} tensor [{}] of {}",
+                        result.layout() == at::kSparse ? "sparse" : "dense",
+                        fmt::join(result.sizes(), ", "), at::toString(result.scalar_type()))
           : "nothing",
-      label(), fmt::format("[{}]", fmt::join(param.sizes(), ", ")),
-      at::toString(param.scalar_type()));
+      label(), fmt::join(param.sizes(), ", "), at::toString(param.scalar_type()));
 }
 
 void ReducerBucket::finish() {

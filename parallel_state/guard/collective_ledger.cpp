@@ -133,13 +133,12 @@ std::string describe_absence(const RankAccount& account) {
   return text;
 }
 
-/// "rank 3", "ranks 3, 5, ... 62 ranks ... 127"
+/// "rank 3", "ranks 3, 5", "64 ranks (3, 5, ..., 127)"
 std::string name_ranks(const std::vector<int64_t>& ranks) {
   constexpr size_t kMostListed = 8;
   if (ranks.size() == 1) return fmt::format("rank {}", ranks.front());
   if (ranks.size() <= kMostListed) return fmt::format("ranks {}", fmt::join(ranks, ", "));
-  return fmt::format("ranks {}, {}, ... {} ranks ... {}", ranks[0], ranks[1], ranks.size(),
-                     ranks.back());
+  return fmt::format("{} ranks ({}, {}, ..., {})", ranks.size(), ranks[0], ranks[1], ranks.back());
 }
 
 /// Describes all ranks at one operation; in large groups those together that do the same.
@@ -157,10 +156,11 @@ std::string describe(const std::vector<RankAccount>& accounts, int64_t sequence)
     same->second.push_back(account.rank);
   }
   std::vector<std::string> texts;
+  const size_t most = accounts.size() > kMostApart ? kMostDescribed : kMostApart;
   for (const auto& [text, ranks] : parts)
-    if (texts.size() < kMostDescribed) texts.push_back(name_ranks(ranks) + ": " + text);
+    if (texts.size() < most) texts.push_back(name_ranks(ranks) + ": " + text);
   if (parts.size() > texts.size())
-    texts.push_back(fmt::format("... and {} more", parts.size() - texts.size()));
+    texts.push_back(fmt::format("{} further groups of ranks", parts.size() - texts.size()));
   return fmt::format("the ranks diverge at operation {} of the group: {}", sequence,
                      fmt::join(texts, "; "));
 }

@@ -117,17 +117,19 @@ DesyncGuard::Explanation DesyncGuard::without_store(const std::string& reason) c
 /// If each of many ranks asked about all others, the store would take minutes to answer.
 std::string DesyncGuard::shared_difference(const RankList& ranks, const NamedLedger& ledger) const {
   const std::string key = difference_key(ledger.name);
-  if (board_->claim(key)) {
-    const std::string found = difference(ranks, ledger);
-    board_->write_note(key, found);
-    return found;
+  for (int attempt = 0; attempt < 2; ++attempt) {  // the first one that compares may be lost
+    if (board_->claim(fmt::format("{}/{}", key, attempt))) {
+      const std::string found = difference(ranks, ledger);
+      board_->write_note(key, found);
+      return found;
+    }
+    const auto deadline = steady_clock::now() + 2 * kAnswerTime;  // it waits for ranks as long
+    do {
+      if (const auto found = board_->read_note(key)) return *found;
+      std::this_thread::sleep_for(kLookAgain);
+    } while (steady_clock::now() < deadline);
   }
-  const auto deadline = steady_clock::now() + 2 * kAnswerTime;  // it waits for ranks as long
-  for (;;) {
-    if (const auto found = board_->read_note(key)) return *found;
-    if (steady_clock::now() >= deadline) return "";
-    std::this_thread::sleep_for(kLookAgain);
-  }
+  return "";
 }
 
 std::string DesyncGuard::difference(const RankList& ranks, const NamedLedger& ledger) const {

@@ -22,13 +22,13 @@ std::string attention_refusal(const std::vector<std::string>& overrides) {
 TEST(AttentionRules, FieldsThatNothingWouldReadAreRefused) {
   const std::string none = ", but model.rope_scaling_type is none; it must be ";
   EXPECT_EQ(attention_refusal({"model.rope_scaling_factor=2"}),
-            "model.rope_scaling_factor: found 2" + none + "linear, llama3, yarn");
+            "model.rope_scaling_factor: found 2" + none + "linear, llama3 or yarn");
   EXPECT_EQ(attention_refusal({"model.rope_low_freq_factor=2"}),
             "model.rope_low_freq_factor: found 2" + none + "llama3");
   EXPECT_EQ(attention_refusal({"model.rope_high_freq_factor=3"}),
             "model.rope_high_freq_factor: found 3" + none + "llama3");
   EXPECT_EQ(attention_refusal({"model.rope_original_max_position_embeddings=64"}),
-            "model.rope_original_max_position_embeddings: found 64" + none + "llama3, yarn");
+            "model.rope_original_max_position_embeddings: found 64" + none + "llama3 or yarn");
   EXPECT_EQ(
       attention_refusal({"model.rope_scaling_type=linear", "model.rope_high_freq_factor=3"}),
       "model.rope_high_freq_factor: found 3, but model.rope_scaling_type is linear; it must be "

@@ -231,7 +231,7 @@ class Fp8(EndToEnd):
                  "train.fp8_amax_history_len: found 99999999999, allowed: <= 16384"),
                 ([bf16, "train.fp8_margin=1"], "train.fp8_margin: found 1, but train.fp8 is none"),
                 ([bf16, "train.fp8=e4m3", "train.fp8_recipe=rowwise", "train.fp8_amax_history_len=2"],
-                 "train.fp8_amax_history_len: found 2, but train.fp8_recipe must be delayed"),
+                 "train.fp8_amax_history_len: found 2, but train.fp8_recipe is not delayed"),
                 ([bf16, "train.fp8=hybrid", "train.fp8_recipe=rowwise"],
                  "train.fp8_recipe: found rowwise, allowed with train.fp8 = hybrid: delayed, "
                  "tensorwise"),

@@ -22,10 +22,13 @@ bool is_message(const Json& json) {
   return role == "system" || role == "user" || role == "assistant";
 }
 
-/// Whether a line may be accepted, as nlohmann reads it. It refuses NaN, which other keys may hold.
+/// Whether a line may be accepted, as nlohmann reads it. It refuses NaN and numbers
+/// beyond fp64, which other keys may hold.
 bool is_conversation(std::string_view line) {
   const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return json.is_discarded();
+  const auto has = [&](const char* word) { return line.find(word) != std::string_view::npos; };
+  if (!json.is_object())
+    return json.is_discarded() && (has("NaN") || has("Infinity") || has("e") || has("E"));
   if (!json.contains("messages")) return is_text(json, "prompt") && is_text(json, "completion");
   if (json.contains("prompt") || json.contains("completion")) return false;
   const Json& messages = json["messages"];

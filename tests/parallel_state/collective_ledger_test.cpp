@@ -169,9 +169,22 @@ TEST(FirstDifference, InALargeGroupRanksThatDidTheSameAreNamedTogether) {
   for (int64_t rank = 0; rank < 1000; ++rank)
     accounts.push_back(account(rank, rank == 7 ? other : most));
   EXPECT_EQ(first_difference(accounts),
-            "the ranks diverge at operation 1 of the group: ranks 0, 1, ... 999 ranks ... 999: "
+            "the ranks diverge at operation 1 of the group: 999 ranks (0, 1, ..., 999): "
             "all_reduce (sum) of bucket 1, 8 x Float (step 3); rank 7: all_reduce (sum) of bucket "
             "2, 6 x Float (step 3)");
+}
+
+TEST(FirstDifference, InAGroupOfMediumSizeEachRankIsDescribed) {
+  CollectiveLedger most, other;
+  add(most, "bucket 1", 8, 3);
+  add(other, "bucket 2", 6, 3);
+  std::vector<RankAccount> accounts;
+  for (int64_t rank = 0; rank < 64; ++rank)
+    accounts.push_back(account(rank, rank == 60 ? other : most));
+  const auto difference = first_difference(accounts);
+  ASSERT_TRUE(difference.has_value());
+  EXPECT_NE(difference->find("; rank 60: all_reduce (sum) of bucket 2"), std::string::npos);
+  EXPECT_NE(difference->find("; rank 63: all_reduce (sum) of bucket 1"), std::string::npos);
 }
 
 TEST(FirstDifference, SaysWhoDidNotCome) {
