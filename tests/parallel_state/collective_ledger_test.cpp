@@ -161,27 +161,26 @@ TEST(FirstDifference, SaysWhoDidWhatInstead) {
             "8 x Float (step 3); rank 5: all_reduce (sum) of bucket 2, 6 x Float (step 3)");
 }
 
-TEST(FirstDifference, InALargeGroupRanksThatDidTheSameAreNamedTogether) {
+/// One rank has called another operation than all others.
+std::vector<RankAccount> accounts_with_outlier(int64_t ranks, int64_t outlier) {
   CollectiveLedger most, other;
   add(most, "bucket 1", 8, 3);
   add(other, "bucket 2", 6, 3);
   std::vector<RankAccount> accounts;
-  for (int64_t rank = 0; rank < 1000; ++rank)
-    accounts.push_back(account(rank, rank == 7 ? other : most));
-  EXPECT_EQ(first_difference(accounts),
+  for (int64_t rank = 0; rank < ranks; ++rank)
+    accounts.push_back(account(rank, rank == outlier ? other : most));
+  return accounts;
+}
+
+TEST(FirstDifference, InALargeGroupRanksThatDidTheSameAreNamedTogether) {
+  EXPECT_EQ(first_difference(accounts_with_outlier(1000, 7)),
             "the ranks diverge at operation 1 of the group: 999 ranks (0, 1, ..., 999): "
             "all_reduce (sum) of bucket 1, 8 x Float (step 3); rank 7: all_reduce (sum) of bucket "
             "2, 6 x Float (step 3)");
 }
 
 TEST(FirstDifference, InAGroupOfMediumSizeEachRankIsDescribed) {
-  CollectiveLedger most, other;
-  add(most, "bucket 1", 8, 3);
-  add(other, "bucket 2", 6, 3);
-  std::vector<RankAccount> accounts;
-  for (int64_t rank = 0; rank < 64; ++rank)
-    accounts.push_back(account(rank, rank == 60 ? other : most));
-  const auto difference = first_difference(accounts);
+  const auto difference = first_difference(accounts_with_outlier(64, 60));
   ASSERT_TRUE(difference.has_value());
   EXPECT_NE(difference->find("; rank 60: all_reduce (sum) of bucket 2"), std::string::npos);
   EXPECT_NE(difference->find("; rank 63: all_reduce (sum) of bucket 1"), std::string::npos);
