@@ -80,7 +80,7 @@ Rivals norm_rivals(const ModelSize& size, Normalization kind, const Options& opt
                      {x, residual, weight}};
   for (const at::Tensor& parameter : norm->parameters()) rivals.ours.inputs.push_back(parameter);
   if (!rms) rivals.libtorch.inputs.push_back(bias);
-  rivals.least_bytes = 8 * bytes_of(x);  // forward reads 2 and writes 2, backward 3 and 1
+  rivals.passes = {{2, 2, bytes_of(x)}, {3, 1, bytes_of(x)}};
   return rivals;
 }
 
@@ -93,7 +93,7 @@ Rivals swiglu_rivals(const ModelSize& size, const Options& options) {
              return {at::silu(halves[0]) * halves[1]};
            },
            {inner}},
-          4 * bytes_of(inner)};  // 1.5 in forward, 2.5 in backward
+          {{2, 1, bytes_of(inner) / 2}, {3, 2, bytes_of(inner) / 2}}};
 }
 
 Rivals rotary_rivals(const ModelSize& size, const Options& options) {
@@ -130,7 +130,7 @@ Rivals dropout_rivals(const ModelSize& size, const Options& options) {
            {x, residual}},
           {[=]() -> Tensors { return {residual + at::dropout(x, 0.1, /*train=*/true)}; },
            {x, residual}},
-          5 * bytes_of(x)};  // the residual's gradient is the result's
+          {{2, 1, bytes_of(x)}, {1, 1, bytes_of(x)}}};  // the residual's gradient is the result's
 }
 
 /// Keys and values unchanged against copies of them; causal_attention() copies them on the CPU.
@@ -182,7 +182,7 @@ Rivals cross_entropy_rivals(const std::string& name, int64_t tokens, int64_t voc
                                             at::Reduction::None, kIgnoredLabel, smoothing)};
            },
            {theirs}},
-          3 * bytes_of(ours)};
+          {{1, 0, bytes_of(ours)}, {1, 1, bytes_of(ours)}}};
 }
 
 Rivals chunked_loss_rivals(const ModelSize& size, int64_t vocab_size, int64_t chunk,

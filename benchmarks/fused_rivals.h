@@ -30,12 +30,24 @@ struct Rival {
   void run(const std::vector<at::Tensor>& grads) const;
 };
 
+/// Reads of some tensors and writes of others, all of the same size.
+struct MemoryPass {
+  int64_t reads, writes;  ///< tensors: up to 3 and up to 2
+  int64_t bytes;          ///< of each tensor
+};
+
 /// Two ways to compute the same values.
 struct Rivals {
   std::string name;
   Rival ours, libtorch;
-  /// Bytes that forward and backward must read and write; 0 if they are not memory-bound.
-  int64_t least_bytes = 0;
+  /// What forward and backward must read and write; empty if they are not memory-bound.
+  std::vector<MemoryPass> passes = {};
+
+  int64_t least_bytes() const {
+    int64_t bytes = 0;
+    for (const MemoryPass& pass : passes) bytes += (pass.reads + pass.writes) * pass.bytes;
+    return bytes;
+  }
 };
 
 /// Norms with a residual, SwiGLU, rotary embedding, dropout with a residual, attention with grouped

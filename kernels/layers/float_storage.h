@@ -44,6 +44,12 @@ struct Two {
   W a, b;
 };
 
+/// The same for three.
+template <class W>
+struct Three {
+  W a, b, c;
+};
+
 template <class T>
 LOCKSTEP_LANE T widen(T x) {
   return x;

@@ -16,9 +16,28 @@ namespace {
 constexpr int64_t kElementsOfThread = 1 << 15;
 constexpr int64_t kMostParts = 512, kLeastRowsOfPart = 16;
 
-/// Detached, because recomputation would take a view made without a graph for a leaf.
-at::Tensor as_rows(const at::Tensor& x, int64_t width) {
-  return x.defined() ? x.detach().reshape({-1, width}).contiguous() : x;
+/// `x` itself if it is contiguous. A copy is detached: recomputation would take a tensor made
+/// without a graph for a leaf.
+at::Tensor contiguous(const at::Tensor& x) {
+  return !x.defined() || x.is_contiguous() ? x : x.detach().contiguous();
+}
+
+/// Not empty_like(), an operator that would show `x` to recomputation.
+at::Tensor empty_as(const at::Tensor& x) { return at::empty(x.sizes(), x.options()); }
+
+/// The sum over the rows of `parts`, which it may overwrite. Small ones on the host without an
+/// operator, whose call takes longer than the sum.
+at::Tensor sum_of_parts(const at::Tensor& parts) {
+  if (!parts.defined()) return parts;
+  if (!parts.is_cpu() || parts.size(0) == 0 || parts.numel() > kElementsOfThread)
+    return parts.sum(0);
+  at::Tensor total = at::empty({parts.size(1)}, parts.options());
+  const auto sum = [&](auto element) {
+    using W = decltype(element);
+    sum_rows(elements<W>(parts), parts.size(0), parts.size(1), elements<W>(total));
+  };
+  parts.scalar_type() == at::kDouble ? sum(double()) : sum(float());
+  return total;
 }
 
 }  // namespace
@@ -58,21 +77,19 @@ NormResult norm_forward(NormKind kind, const at::Tensor& x, const at::Tensor& re
   const at::Tensor wide_weight = weight.to(wide).contiguous();
   const bool centred = kind == NormKind::layer;
   const at::Tensor wide_bias = centred ? bias.to(wide).contiguous() : at::Tensor();
-  const int64_t width = weight.size(0);
   NormTensors t;
-  t.x = as_rows(x, width);
-  t.residual = as_rows(residual, width);
+  t.x = contiguous(x);
+  t.residual = contiguous(residual);
   t.weight = wide_weight;
   t.bias = wide_bias;
   t.epsilon = epsilon;
-  if (residual.defined()) t.sum = at::empty_like(t.x);
-  t.normalized = at::empty_like(t.x);
+  if (residual.defined()) t.sum = empty_as(t.x);
+  t.normalized = empty_as(t.x);
   if (centred) t.mean = at::empty({t.num_rows()}, t.x.options().dtype(wide));
   t.root = at::empty({t.num_rows()}, t.x.options().dtype(wide));
   const c10::DeviceGuard guard(x.device());
   layer_kernels("norm", x).norm(t);
-  return {residual.defined() ? t.sum.view(x.sizes()) : x, t.normalized.view(x.sizes()), t.mean,
-          t.root};
+  return {residual.defined() ? t.sum : x, t.normalized, t.mean, t.root};
 }
 
 NormGradients norm_backward(NormKind kind, const at::Tensor& grad, const at::Tensor& sum_grad,
@@ -80,16 +97,16 @@ NormGradients norm_backward(NormKind kind, const at::Tensor& grad, const at::Ten
                             bool of_parameters) {
   const at::Tensor& source = forward.sum;
   const at::ScalarType wide = wide_dtype(source.scalar_type());
-  const at::Tensor wide_weight = weight.to(wide).contiguous();
+  const at::Tensor wide_weight = weight.to(wide).contiguous();  // an operator gathers shards
   const int64_t width = weight.size(0);
   NormGradientTensors t;
-  t.grad = as_rows(grad, width);
-  t.sum_grad = as_rows(sum_grad, width);
-  t.source = as_rows(source, width);
+  t.grad = contiguous(grad);
+  t.sum_grad = contiguous(sum_grad);
+  t.source = contiguous(source);
   t.mean = forward.mean;
   t.root = forward.root;
   t.weight = wide_weight;
-  t.input_grad = at::empty_like(t.source);
+  t.input_grad = empty_as(t.source);
   t.rows_a_part = std::max(kLeastRowsOfPart, ceil_div(t.num_rows(), kMostParts));
   t.num_parts = ceil_div(t.num_rows(), t.rows_a_part);
   const at::TensorOptions options = t.source.options().dtype(wide);
@@ -97,8 +114,7 @@ NormGradients norm_backward(NormKind kind, const at::Tensor& grad, const at::Ten
   if (of_parameters && kind == NormKind::layer) t.bias_parts = at::empty_like(t.weight_parts);
   const c10::DeviceGuard guard(source.device());
   layer_kernels("norm", source).norm_gradient(t);
-  const auto total = [](const at::Tensor& parts) { return parts.defined() ? parts.sum(0) : parts; };
-  return {t.input_grad.view(source.sizes()), total(t.weight_parts), total(t.bias_parts)};
+  return {t.input_grad, sum_of_parts(t.weight_parts), sum_of_parts(t.bias_parts)};
 }
 
 }  // namespace lockstep::kernels

@@ -9,52 +9,67 @@
 
 namespace lockstep::kernels {
 
-/// Rows `first` to `end`.
+/// Adds the residual, if there is one, to the row from element `at` on. Returns the sum of the
+/// row's elements if `kCentred`, otherwise 0.
+template <bool kCentred, class Block, class T>
+LOCKSTEP_LANE Wide<T> added_row(Block block, const NormRows<T>& a, int64_t at) {
+  using W = Wide<T>;
+  const T* const x = a.x + at;
+  if (a.residual) {
+    const auto add = [](W one, W other) LOCKSTEP_LANE_LAMBDA { return one + other; };
+    if constexpr (kCentred)
+      return block.template map_sum<W>(a.width, add, a.sum + at, x, a.residual + at);
+    block.map(a.width, add, a.sum + at, x, a.residual + at);
+  } else if constexpr (kCentred) {
+    return block.template sum<W>(
+        a.width, [](W element) LOCKSTEP_LANE_LAMBDA { return element; }, x);
+  }
+  return 0;
+}
+
+/// Rows `first` to `end`. A core takes several narrow rows at a time, one step of all after
+/// another: their sums, divisions and roots do not depend on each other.
 template <bool kCentred, class Block, class T>
 LOCKSTEP_LANE void norm_rows(Block block, const NormRows<T>& a, int64_t first, int64_t end) {
   using W = Wide<T>;
   const int64_t width = a.width;
-  for (int64_t row = first; row < end; ++row) {
-    const T* source = a.x + row * width;
-    W mean = 0;
-    if (a.residual) {
-      const T* const x = source;
-      const T* const residual = a.residual + row * width;
-      T* const sum = a.sum + row * width;
-      const auto add = [](W a, W b) LOCKSTEP_LANE_LAMBDA { return a + b; };
-      if constexpr (kCentred)
-        mean = block.template map_sum<W>(width, add, sum, x, residual);
-      else
-        block.map(width, add, sum, x, residual);
-      source = sum;
-    } else if constexpr (kCentred) {
-      mean = block.template sum<W>(
-          width, [](W x) LOCKSTEP_LANE_LAMBDA { return x; }, source);
+  const T* const from = a.residual ? a.sum : a.x;
+  const int64_t step = Block::template rows_together<T>(width);
+  W mean[Block::kMostRows] = {}, squares[Block::kMostRows];
+  for (int64_t begin = first; begin < end; begin += step) {
+    const int64_t count = end - begin < step ? end - begin : step;
+    for (int64_t k = 0; k < count; ++k) {
+      const W sum = added_row<kCentred>(block, a, (begin + k) * width);
+      if constexpr (kCentred) mean[k] = sum / static_cast<W>(width);
     }
-    if constexpr (kCentred) mean /= static_cast<W>(width);
-    const W squares = block.template sum<W>(
-        width,
-        [=](W x) LOCKSTEP_LANE_LAMBDA {
-          const W centred = x - mean;
-          return centred * centred;
-        },
-        source);
-    const W root = 1 / lane_sqrt(squares / static_cast<W>(width) + static_cast<W>(a.epsilon));
-    if (block.leads()) {
-      if constexpr (kCentred) a.mean[row] = mean;
-      a.root[row] = root;
-    }
-    T* const result = a.normalized + row * width;
-    if constexpr (kCentred)
-      block.map(
+    for (int64_t k = 0; k < count; ++k)
+      squares[k] = block.template sum<W>(
           width,
-          [=](W x, W weight, W bias)
-              LOCKSTEP_LANE_LAMBDA { return (x - mean) * root * weight + bias; },
-          result, source, a.weight, a.bias);
-    else
-      block.map(
-          width, [=](W x, W weight) LOCKSTEP_LANE_LAMBDA { return (x - mean) * root * weight; },
-          result, source, a.weight);
+          [mean = mean[k]](W x) LOCKSTEP_LANE_LAMBDA {
+            const W centred = x - mean;
+            return centred * centred;
+          },
+          from + (begin + k) * width);
+    for (int64_t k = 0; k < count; ++k) {
+      const W root = 1 / lane_sqrt(squares[k] / static_cast<W>(width) + static_cast<W>(a.epsilon));
+      if (block.leads()) {
+        if constexpr (kCentred) a.mean[begin + k] = mean[k];
+        a.root[begin + k] = root;
+      }
+      const auto normal = [mean = mean[k], root](W x)
+                              LOCKSTEP_LANE_LAMBDA { return (x - mean) * root; };
+      const T* const source = from + (begin + k) * width;
+      T* const result = a.normalized + (begin + k) * width;
+      if constexpr (kCentred)
+        block.map(
+            width,
+            [=](W x, W weight, W bias) LOCKSTEP_LANE_LAMBDA { return normal(x) * weight + bias; },
+            result, source, a.weight, a.bias);
+      else
+        block.map(
+            width, [=](W x, W weight) LOCKSTEP_LANE_LAMBDA { return normal(x) * weight; }, result,
+            source, a.weight);
+    }
   }
 }
 
@@ -86,25 +101,36 @@ LOCKSTEP_LANE void norm_gradient_rows(Block block, const NormGradientRows<T>& a,
             width, [=](W g, W w, W x) LOCKSTEP_LANE_LAMBDA { return g * w * ((x - mean) * root); },
             grad, weight, source) /
         static_cast<W>(width);
-    T* const result = a.input_grad + row * width;
-    const auto gradient = [=](W g, W w, W x) LOCKSTEP_LANE_LAMBDA {
-      const W normal = (x - mean) * root;
+    const auto gradient = [=](W g, W w, W normal) LOCKSTEP_LANE_LAMBDA {
       return root * (g * w - shift - normal * slope);
     };
-    if (a.sum_grad)
-      block.map(
-          width,
-          [=](W g, W w, W x, W passed) LOCKSTEP_LANE_LAMBDA { return gradient(g, w, x) + passed; },
-          result, grad, weight, source, a.sum_grad + row * width);
-    else
-      block.map(width, gradient, result, grad, weight, source);
-    if (!of_weight) continue;
-    block.map(
-        width, [=](W all, W g, W x) LOCKSTEP_LANE_LAMBDA { return all + g * ((x - mean) * root); },
-        of_weight, of_weight, grad, source);
-    if constexpr (kCentred)
-      block.map(
-          width, [](W all, W g) LOCKSTEP_LANE_LAMBDA { return all + g; }, of_bias, of_bias, grad);
+    const auto update = [=](auto*... passed_row) LOCKSTEP_LANE_LAMBDA {
+      T* const result = a.input_grad + row * width;
+      if (!of_weight)
+        return block.map(
+            width,
+            [=](W g, W w, W x, auto... passed)
+                LOCKSTEP_LANE_LAMBDA { return (gradient(g, w, (x - mean) * root) + ... + passed); },
+            result, grad, weight, source, passed_row...);
+      if constexpr (kCentred)
+        block.map_three(
+            width,
+            [=](W weights, W biases, W g, W w, W x, auto... passed) LOCKSTEP_LANE_LAMBDA {
+              const W normal = (x - mean) * root;
+              return Three<W>{(gradient(g, w, normal) + ... + passed), weights + g * normal,
+                              biases + g};
+            },
+            result, of_weight, of_bias, of_weight, of_bias, grad, weight, source, passed_row...);
+      else
+        block.map_two(
+            width,
+            [=](W weights, W g, W w, W x, auto... passed) LOCKSTEP_LANE_LAMBDA {
+              const W normal = (x - mean) * root;
+              return Two<W>{(gradient(g, w, normal) + ... + passed), weights + g * normal};
+            },
+            result, of_weight, of_weight, grad, weight, source, passed_row...);
+    };
+    a.sum_grad ? update(a.sum_grad + row * width) : update();
   }
 }
 

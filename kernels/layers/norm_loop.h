@@ -24,4 +24,9 @@ void norm_gradient_loop(bool centred, const NormGradientRows<Bf16>& a, int64_t f
 void norm_gradient_loop(bool centred, const NormGradientRows<Fp16>& a, int64_t first, int64_t end,
                         float* of_weight, float* of_bias);
 
+/// total [width] becomes the sum over the rows [num_rows, width], at least one, which serve as
+/// memory for sums of 2, 4, 8 ... rows.
+void sum_rows(float* rows, int64_t num_rows, int64_t width, float* total);
+void sum_rows(double* rows, int64_t num_rows, int64_t width, double* total);
+
 }  // namespace lockstep::kernels

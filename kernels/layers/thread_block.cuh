@@ -31,14 +31,27 @@ struct ThreadLanes {
     });
   }
 
-  template <class F, class To, class... From>
-  LOCKSTEP_LANE static void map_two(int64_t n, F f, To* a, To* b, const From*... from) {
+  template <class F, class A, class B, class... From>
+  LOCKSTEP_LANE static void map_two(int64_t n, F f, A* a, B* b, const From*... from) {
     for_packs(n, [&](int64_t i, int count) {
       if (count == kPack) return map_pack_two(f, a + i, b + i, Pack<From>(from + i)...);
       for (int k = 0; k < count; ++k) {
         const auto both = f(widen(from[i + k])...);
         narrow(both.a, a[i + k]);
         narrow(both.b, b[i + k]);
+      }
+    });
+  }
+
+  template <class F, class A, class B, class C, class... From>
+  LOCKSTEP_LANE static void map_three(int64_t n, F f, A* a, B* b, C* c, const From*... from) {
+    for_packs(n, [&](int64_t i, int count) {
+      if (count == kPack) return map_pack_three(f, a + i, b + i, c + i, Pack<From>(from + i)...);
+      for (int k = 0; k < count; ++k) {
+        const auto all = f(widen(from[i + k])...);
+        narrow(all.a, a[i + k]);
+        narrow(all.b, b[i + k]);
+        narrow(all.c, c[i + k]);
       }
     });
   }
@@ -81,9 +94,10 @@ struct ThreadLanes {
     result.store(to);
   }
 
-  template <class F, class To, class... Packs>
-  LOCKSTEP_LANE static void map_pack_two(F f, To* a, To* b, const Packs&... packs) {
-    Pack<To> of_a, of_b;
+  template <class F, class A, class B, class... Packs>
+  LOCKSTEP_LANE static void map_pack_two(F f, A* a, B* b, const Packs&... packs) {
+    Pack<A> of_a;
+    Pack<B> of_b;
 #pragma unroll
     for (int k = 0; k < kPack; ++k) {
       const auto both = f(widen(packs.at[k])...);
@@ -93,12 +107,36 @@ struct ThreadLanes {
     of_a.store(a);
     of_b.store(b);
   }
+
+  template <class F, class A, class B, class C, class... Packs>
+  LOCKSTEP_LANE static void map_pack_three(F f, A* a, B* b, C* c, const Packs&... packs) {
+    Pack<A> of_a;
+    Pack<B> of_b;
+    Pack<C> of_c;
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) {
+      const auto all = f(widen(packs.at[k])...);
+      narrow(all.a, of_a.at[k]);
+      narrow(all.b, of_b.at[k]);
+      narrow(all.c, of_c.at[k]);
+    }
+    of_a.store(a);
+    of_b.store(b);
+    of_c.store(c);
+  }
 };
 
 /// All threads of a block, up to 1024, in whole warps along x.
 template <int kPack>
 struct ThreadBlock : ThreadLanes<kPack> {
   using Lanes = ThreadLanes<kPack>;
+
+  /// A block has one row.
+  static constexpr int64_t kMostRows = 1;
+  template <class T>
+  LOCKSTEP_LANE static int64_t rows_together(int64_t /*width*/) {
+    return 1;
+  }
 
   /// The sum of f(from[i]...) for each thread, in an order that depends only on n, kPack and the
   /// number of threads. All threads call it.

@@ -50,7 +50,8 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
         kernels::norm_backward(centred ? kernels::NormKind::layer : kernels::NormKind::rms,
                                of_normalized, of_sum, forward, weight, trained);
     const auto narrowed = [&](const at::Tensor& gradient) {
-      return gradient.defined() ? gradient.to(weight.scalar_type()) : gradient;
+      const bool differs = gradient.defined() && gradient.scalar_type() != weight.scalar_type();
+      return differs ? gradient.to(weight.scalar_type()) : gradient;
     };
     return {found.input,
             adds ? found.input : at::Tensor(),
