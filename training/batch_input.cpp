@@ -10,6 +10,23 @@
 namespace lockstep {
 namespace {
 
+at::Tensor own_part(const at::Tensor& x, int64_t dim, const ParallelState& state) {
+  return upload(cut_for_context(x, dim, state.group(GroupKind::cp)).contiguous(), state.device());
+}
+
+/// The padding for the router, [sequence, samples] of bool on the host or undefined, and with it
+/// the samples from `counted` on.
+PaddingTokens with_filler(at::Tensor padding, const at::Tensor& labels, int64_t counted,
+                          int64_t seq_length, const ParallelState& state) {
+  const int64_t samples = labels.size(0);
+  if (counted < samples) {
+    if (!padding.defined()) padding = at::zeros({seq_length, samples}, at::kBool);
+    padding.slice(1, counted).fill_(true);
+  }
+  if (!padding.defined()) return {};
+  return {own_part(padding, 0, state), padding.sum().item<int64_t>()};
+}
+
 BatchInput unmarked_input(std::span<const int64_t> ids, int64_t seq_length, int64_t counted,
                           const ParallelState& state) {
   const TokenBatch batch = make_token_batch(ids, seq_length, state.device());
@@ -20,6 +37,7 @@ BatchInput unmarked_input(std::span<const int64_t> ids, int64_t seq_length, int6
     input.labels = input.labels.clone();  // tokens share its memory
     input.labels.slice(0, counted).fill_(kIgnoredLabel);
   }
+  input.positions.padding = with_filler({}, input.labels, counted, seq_length, state);
   const int64_t labels = counted * input.labels.size(1);
   return {std::move(input), labels};
 }
@@ -31,17 +49,15 @@ BatchInput make_batch_input(std::span<const int64_t> ids, std::span<const Sample
   if (!has_marks(marks)) return unmarked_input(ids, seq_length, counted, state);
   MarkedBatch batch = make_marked_batch(ids, marks, seq_length);
   batch.loss.slice(0, counted).fill_(false);
-  const ProcessGroup cp = state.group(GroupKind::cp);
-  const auto own = [&](const at::Tensor& x, int64_t dim) {
-    return upload(cut_for_context(x, dim, cp).contiguous(), state.device());
-  };
   const at::Tensor labels = batch.labels.masked_fill(batch.loss.logical_not(), kIgnoredLabel);
-  GPTInput input = {.tokens = own(batch.tokens, 1), .labels = own(labels, 1)};
-  if (batch.positions.defined()) input.positions.document_positions = own(batch.positions, 0);
+  GPTInput input = {.tokens = own_part(batch.tokens, 1, state),
+                    .labels = own_part(labels, 1, state)};
+  if (batch.positions.defined())
+    input.positions.document_positions = own_part(batch.positions, 0, state);
   input.positions.documents = batch.documents;
-  if (batch.padding.defined())
-    input.positions.padding = {own(batch.padding, 0), batch.padding.sum().item<int64_t>()};
-  const auto number = cut_for_context(batch.loss, 1, cp).sum().item<int64_t>();
+  input.positions.padding = with_filler(batch.padding, labels, counted, seq_length, state);
+  const auto number =
+      cut_for_context(batch.loss, 1, state.group(GroupKind::cp)).sum().item<int64_t>();
   return {std::move(input), number};
 }
 

@@ -14,8 +14,8 @@ class KeyValueCache;
 /// the whole sequence, over all ranks of cp. Attention refuses others by UsageError.
 using SequenceDocuments = std::vector<std::vector<int64_t>>;
 
-/// Tokens that only fill sequences up. Routers leave them out of what they count, of their losses
-/// and of the experts' capacity.
+/// Tokens that only fill sequences or micro-batches up. Routers leave them out of what they count,
+/// of their losses and of the experts' capacity.
 struct PaddingTokens {
   /// [sequence, batch] of bool, of the tokens that this rank holds before sequence parallelism cuts
   /// them. Undefined: there are none.
@@ -35,7 +35,7 @@ struct TokenPositions {
   at::Tensor document_positions = {};
   /// A token sees tokens of its own document alone. Null: each sequence is one document.
   std::shared_ptr<const SequenceDocuments> documents = {};
-  /// The tokens after the last document of a sequence.
+  /// The tokens after the last document of a sequence, and those of sequences that do not count.
   PaddingTokens padding = {};
   /// Number of the first sequence of the micro-batch among all samples of the run; the others
   /// follow it. Dropout draws the same numbers for the same sample and position on every layout, so

@@ -111,11 +111,11 @@ Routing TopKRouter::forward(const at::Tensor& hidden, const PaddingTokens& paddi
   }
   if (config_.moe_expert_capacity_factor) {
     const int64_t tokens = routing.map.size(0) * state_.group(GroupKind::tp_cp).size();
-    const int64_t most = capacity(tokens - padding.count);
+    const int64_t most = capacity(tokens - padding.count), most_of_any = capacity(tokens);
     routing.map = with_capacity(counted, batch, most, appended);
     routing.probs = routing.probs.masked_fill(~routing.map, 0.0);
     routing.known = sizes_with_capacity(routing.sizes(), routing.map.size(0), *config_.num_experts,
-                                        most, config_.moe_pad_expert_input_to_capacity);
+                                        most_of_any, config_.moe_pad_expert_input_to_capacity);
   }
   return routing;
 }

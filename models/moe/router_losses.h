@@ -15,7 +15,7 @@ namespace lockstep {
 /// and micro-batches as the model's loss does. Every token has them except padding, also a token
 /// whose label is ignored. If the gradients are divided by the number of labels
 /// (ddp.calculate_per_token_loss), the terms count as their mean times tokens / labels, as in
-/// Megatron Core; otherwise (TokenLossScale::averages) as their mean.
+/// Megatron Core on one rank of tp and cp; otherwise (TokenLossScale::averages) as their mean.
 class RouterLosses {
  public:
   /// `device`: of the logits.

@@ -13,7 +13,7 @@ namespace lockstep {
 
 /// The numbers that the host knows without reading the choices.
 struct RoutingSizes {
-  int64_t pairs;      ///< of a token and an expert that takes it, at most
+  int64_t pairs;      ///< of a token and an expert that takes it, at most; equal on all ranks
   int64_t per_token;  ///< experts that take a token at a weight other than 0, at most
   bool all_taken;     ///< exactly per_token experts take each token, at any weight: pairs in all
 };

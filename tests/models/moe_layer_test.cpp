@@ -283,6 +283,22 @@ TEST(MoELayer, ExpertsStartAlikeAndDescribeThemselves) {
   EXPECT_EQ(router.parameters()[0].numel(), 48);
 }
 
+// Ranks that exchange tokens without waiting for a device rely on it: each may have other padding.
+TEST(MoELayer, TheMostPairsDoNotDependOnPadding) {
+  TransformerConfig config = layer_config();
+  for (const bool pad : {false, true}) {
+    config.moe_expert_capacity_factor = 0.5;
+    config.moe_pad_expert_input_to_capacity = pad;
+    const TopKRouter router(layer_context(config, {}, ParallelState::single_process()));
+    const at::Tensor hidden = Whole::batch(0);
+    PaddingTokens padding = {at::zeros({kLength, kRows}, at::kBool), 6};
+    padding.map.flatten().slice(0, kLength * kRows - 6).fill_(true);
+    const Routing all = router.forward(hidden), some = router.forward(hidden, padding);
+    EXPECT_EQ(some.sizes().pairs, all.sizes().pairs) << pad;
+    EXPECT_LT(some.map.sum().item<int64_t>(), all.map.sum().item<int64_t>()) << pad;
+  }
+}
+
 TEST(MoELayer, CountsChoicesForTheExpertBiasWhileTraining) {
   TransformerConfig config = layer_config();
   config.moe_router_score_function = RouterScoreFunction::sigmoid;

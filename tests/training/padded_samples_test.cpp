@@ -184,6 +184,48 @@ TEST(PaddedSamples, RouterLossesOfAllTokensAreDividedByTheLabels) {
   }
 }
 
+/// The sum of the losses of sample 2 in a micro-batch of `samples`, of which the others, copies of
+/// sample 0, do not count; on a rank of which `counted` is 0, no sample counts.
+double evaluated_loss(const Config& config, int64_t samples, int64_t counted, bool marked,
+                      const ParallelState& state) {
+  std::vector<int64_t> ids = ids_of(counted > 0 ? 2 : 0, kTokens);
+  for (int64_t i = 1; i < samples; ++i)
+    for (const int64_t id : ids_of(0, kTokens)) ids.push_back(id);
+  const auto marks =
+      std::vector(static_cast<size_t>(samples), marked ? marks_of(kTokens, false) : SampleMarks());
+  TrainingModel model(config, state);
+  const LossSums local = model.evaluate(
+      1, [&](int64_t) { return make_batch_input(ids, marks, kTokens, counted, state); });
+  return local.loss.item<double>();
+}
+
+TEST(PaddedSamples, SamplesThatDoNotCountTakeNoCapacity) {
+  const ParallelState alone = ParallelState::single_process();
+  for (const Fields& model : {kCapacity, kPadded})
+    for (const bool marked : {false, true}) {
+      SCOPED_TRACE(fmt::format("{}, {}", fmt::join(model, " "), marked));
+      const double expected =
+          evaluated_loss(config_of(model, {}, kTokens, false), 1, 1, marked, alone);
+      const double found =
+          evaluated_loss(config_of(model, {}, kTokens, false), 4, 1, marked, alone);
+      EXPECT_NEAR(found, expected, 1e-12 * expected);
+      for (const Fields& layout :
+           {Fields{"expert_model_parallel_size=2"}, Fields{"expert_tensor_parallel_size=2"}}) {
+        const Config config = config_of(model, layout, kTokens, false);
+        testing::RankThreadOptions options;
+        options.sizes = parallel_options(config, c10::kCPU).sizes;
+        testing::run_ranks(
+            2,
+            [&](const ParallelState& state) {
+              const bool first = state.rank() == 0;
+              const double loss = evaluated_loss(config, 4, first ? 1 : 0, marked, state);
+              EXPECT_NEAR(loss, first ? expected : 0, 1e-12 * expected) << state.rank();
+            },
+            options);
+      }
+    }
+}
+
 TEST(PaddedSamples, APaddingOfAnotherShapeIsRefused) {
   const Config config = config_of(kAuxLoss, {}, kTokens, false);
   GPTModel model(config.model, {.dtype = at::kDouble});
