@@ -23,7 +23,7 @@ class Activations {
   Activations(const Config& config, const ActivationSizes& sizes)
       : config_(config.model),
         attention_(config, sizes),
-        layout_{config.parallel.tensor_model_parallel_size,
+        layout_{config.parallel.tensor_model_parallel_size, config.parallel.context_parallel_size,
                 config.parallel.expert_tensor_parallel_size.value_or(
                     config.parallel.tensor_model_parallel_size),
                 config.parallel.expert_model_parallel_size},
@@ -48,6 +48,16 @@ class Activations {
     return sum(norm(), attention_.layer(number), norm(),
                has_experts(config_, number) ? experts() : feed_forward(widths_.ffn), adapters());
   }
+  /// What the gradients of a layer's matrices need, if they wait: the matrices' inputs and the
+  /// gradients of their outputs, of all ranks' tokens where sequence parallelism gathers them.
+  int64_t deferred() const {
+    if (!defers_weights_ || lora_.rank || config_.multi_latent_attention) return 0;
+    const int64_t own = product(own_tokens_, config_.hidden_size, element_);
+    const int64_t all = product(tokens_, config_.hidden_size, element_);
+    const int64_t attention = sum(attention_.query_bytes(), attention_.key_bytes());
+    return sum(product(2, own), product(2, attention), product(2, all),
+               inside(tokens_, widths_.ffn));
+  }
   /// The part of a layer that backward computes again with selective recomputation.
   int64_t attention_core(int64_t number) const { return attention_.core(number); }
   /// The part that the layers of a chunk share.
@@ -63,7 +73,8 @@ class Activations {
   /// The part of a stage's input that the pipeline keeps. Recomputed layers share it unless they
   /// keep parts, or copies on the host.
   int64_t stage_input() const {
-    return saved_parts_ == 1 && !offloads() ? 0 : product(tokens_, config_.hidden_size, element_);
+    return saved_parts_ == 1 && !offloads() ? 0
+                                            : product(own_tokens_, config_.hidden_size, element_);
   }
 
   int64_t embedding() const { return token_ids(); }
@@ -84,16 +95,17 @@ class Activations {
     const bool in_place = wider_buffers_ || (chunk_ && !is_narrow());
     return config_.untie_embeddings_and_output_weights || in_place ? 0 : table_gradient();
   }
-  /// Backward's memory for the output: the gradient of its input, with sequence parallelism that of
-  /// all ranks' terms; in chunks, the logits of one chunk and the input of all ranks.
+  /// Backward's memory for the output: the gradient of its input, and with sequence parallelism the
+  /// input of all ranks; in chunks, also the logits of one chunk.
   int64_t output_gradients() const {
     const int64_t hidden = product(tokens_, config_.hidden_size, element_);
-    if (!chunk_) return sum(hidden, widened_output(tokens_));
+    const int64_t gathered = own_tokens_ < tokens_ ? hidden : 0;
+    if (!chunk_) return sum(hidden, widened_output(tokens_), gathered);
     const int64_t tokens = std::min(*chunk_, tokens_);
     int64_t in_chunk = sum(logits(tokens), widened_output(tokens));
     if (is_narrow() && !wider_buffers_)
       in_chunk = sum(table_gradient() / element_ * wide_, std::max(in_chunk, table_gradient()));
-    return sum(in_chunk, hidden, own_tokens_ < tokens_ ? hidden : 0);
+    return sum(in_chunk, hidden, gathered);
   }
   /// The gradients of a layer's output and of its residual.
   int64_t hidden_gradients() const {
@@ -168,7 +180,9 @@ class Activations {
     const bool some_miss =
         config_.moe_expert_capacity_factor || (!sorted && layout_.expert_ranks > 1);
     const bool by_blocks = sorted && ranks > 1 && own > 1;
-    return sum(product(16, sorted ? pairs : rows), product(9, seen, experts),
+    const int64_t gathered = sorted ? experts : *config_.num_experts;  // the choices of all experts
+    return sum(product(16, sorted ? pairs : rows), product(8, seen, experts),
+               product(seen, gathered),
                product(some_miss ? 9 : 8, seen, std::min(config_.moe_router_topk, experts)),
                product(4, own), by_blocks ? product(16, rows) : 0);
   }
@@ -189,8 +203,12 @@ class Activations {
     const int64_t topk = config_.moe_router_topk, pairs = product(tokens, topk);
     if (!config_.moe_expert_capacity_factor) return pairs;
     const int64_t experts = *config_.num_experts;
-    const double capacity = std::ceil(static_cast<double>(pairs) / static_cast<double>(experts) *
-                                      *config_.moe_expert_capacity_factor);
+    // A device that does not wait has room for the case that one rank's tokens take all.
+    const bool waits = !on_cuda_ || layout_.expert_ranks > 1;
+    const int64_t ranks = waits ? 1 : product(layout_.tensor_ranks, layout_.context_ranks);
+    const double capacity =
+        std::ceil(static_cast<double>(product(pairs, ranks)) / static_cast<double>(experts) *
+                  *config_.moe_expert_capacity_factor);
     const auto taken = static_cast<int64_t>(std::min(capacity, static_cast<double>(tokens)));
     const int64_t room = product(experts, taken);
     return config_.moe_pad_expert_input_to_capacity ? room : std::min(pairs, room);
@@ -225,6 +243,7 @@ class Activations {
 
   struct Layout {
     int64_t tensor_ranks;
+    int64_t context_ranks;
     int64_t expert_tensor_ranks;
     int64_t expert_ranks;
   };
@@ -262,8 +281,10 @@ ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk,
   int64_t largest_recomputed = 0, next = 0;
   for (const int64_t num_layers : pieces) {
     int64_t piece = 0;
-    for (const int64_t end = next + num_layers; next < end; ++next)
+    for (const int64_t end = next + num_layers; next < end; ++next) {
       piece = sum(piece, activations.layer(first_layer + next));
+      plan.deferred = sum(plan.deferred, activations.deferred());
+    }
     largest_recomputed = std::max(largest_recomputed, piece);
     int64_t& kept = activations.offloads() ? plan.on_host : plan.layers;
     kept = sum(kept, activations.layer_input());
@@ -276,6 +297,7 @@ ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk,
     const int64_t layer = activations.layer(first_layer + next);
     int64_t& kept = activations.offloads() ? plan.on_host : plan.layers;
     kept = sum(kept, layer);
+    plan.deferred = sum(plan.deferred, std::max(layer, activations.deferred()));
     if (activations.offloads()) largest_offloaded = std::max(largest_offloaded, layer);
   }
   if (num_offloaded > 0 && pieces.empty())

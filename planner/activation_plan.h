@@ -23,7 +23,8 @@
 ///   dropout, they are not expanded but take 2 k T e. If each query head has its own key head, or
 ///   there is one key head, they are 2 k T e on any device; without rotation q is then that of all
 ///   ranks that share a query group. With attention dropout, for a sequence of S tokens,
-///   S^2 + T S * heads (w + e) in place of the log-sum-exp; one key head is then expanded for more
+///   S^2 + T S * heads (w + e) in place of the log-sum-exp, with attention bounded by documents a
+///   mask of S^2 for each sample; one key head is then expanded for more
 ///   than one sample. With a window of fewer tokens than the sequence, or with attention bounded by
 ///   documents, and without dropout, keys and values are kept once, 2 k T e, neither expanded nor
 ///   as views; queries that are a view of linear_qkv's output keep all of it. qk_layernorm adds the
@@ -44,15 +45,17 @@
 ///   all_gather; with an exchange of heads 5 T heads W e, and the output T heads W e counts always.
 /// - feed-forward: SwiGLU 3 f T e (its input, the product), GELU 2 f T e.
 /// - experts, for t = T / tp tokens, E experts, k chosen, P = t k pairs (what capacity leaves or
-///   fills up), R = P * expert-tp rows, F = moe_ffn_hidden_size / expert-tp, if experts get the
-///   same number: choice 8 t k, weights t k w and logits t E w (t E w where scores are over all
-///   experts, and with sigmoid t (k + 1) w for their sum), t h e of the norm's output, in half
-///   precision (t + E) h 4 instead, with a capacity t E; the order of the pairs
-///   16 P + 9 t E + 8 t k, with a capacity 9 t k, 4 for each expert of the rank, and 16 R with
-///   alltoall over several ranks that have several experts each; R h e, the feed-forward's bytes
-///   for R rows of width F; P h e + P e for the outputs. The losses of the router t E w each
-///   (balancing: and the fractions, with sigmoid t w; z: t w). The shared expert counts as a
-///   feed-forward network that keeps all of the norm's output.
+///   fills up; on CUDA without expert parallelism what it would leave to one rank of tp and cp),
+///   R = P * expert-tp rows, F = moe_ffn_hidden_size / expert-tp, if experts get the same number:
+///   choice 8 t k, weights t k w and logits t E w (t E w where scores are over all experts, and
+///   with sigmoid t (k + 1) w for their sum), t h e of the norm's output, in half precision
+///   (t + E) h 4 instead, with a capacity t E; the order of the pairs 16 P + 9 t E + 8 t k (with
+///   allgather 16 R, and t of all ranks that gather, in 8 t E with this rank's experts), with a
+///   capacity 9 t k, 4 for each expert of the rank, and 16 R with alltoall over several ranks that
+///   have several experts each; R h e, the feed-forward's bytes for R rows of width F;
+///   P h e + P e for the outputs. The losses of the router t E w each (balancing: and the
+///   fractions, with sigmoid t w; z: t w). The shared expert counts as a feed-forward network that
+///   keeps all of the norm's output.
 /// - output: logits T V e, including padding, which backward overwrites with their gradient; for
 ///   each token the highest logit, two sums (three with label smoothing) and the loss, T w each.
 ///   With cross_entropy_chunk_size no logits. Token ids in the order of the layers, 8 T for the
@@ -74,12 +77,17 @@ struct ActivationPlan {
   /// recomputed layers and of the other layers. They are not part of `layers`, which still includes
   /// the input of a first layer that is not recomputed.
   int64_t on_host = 0;
+  /// Under ZB-H1, the bytes of the chunk's layers between a micro-batch's backward and its weight
+  /// gradients: (4 h + 2 q + 2 k + 3 f) e for each of the T tokens, with GELU 2 f instead of 3 f, of
+  /// which sequence parallelism cuts 2 h e; but at least what a layer that is not recomputed keeps.
+  /// With latent attention or adapters the same as before backward.
+  int64_t deferred = 0;
   int64_t ends = 0;  ///< bytes of embedding and output
   /// Bytes that backward needs in addition, the largest of:
-  /// - in the output layer: the gradient of its input, T h e; on the CPU with e < w 256 tokens of
-  ///   its operands, 256 (V + h) w; with cross_entropy_chunk_size = C the logits of a chunk, C V e,
-  ///   and then with sequence parallelism also the input of all ranks, T h e, and with gradients of
-  ///   e < w bytes the sum of the weight's gradient, V h w, and at the end its copy, V h e.
+  /// - in the output layer: the gradient of its input, T h e, and with sequence parallelism the
+  ///   input of all ranks, T h e; on the CPU with e < w 256 tokens of its operands, 256 (V + h) w;
+  ///   with cross_entropy_chunk_size = C the logits of a chunk, C V e, and with gradients of e < w
+  ///   bytes the sum of the weight's gradient, V h w, and at the end its copy, V h e.
   /// - in a layer, when the logits T V e are free (under ZB-H1 they are not): 2 t h e and the
   ///   gradients of the feed-forward network; or one recomputed layer, piece or attention core. An
   ///   upper bound if other layers after it are free by then. With model.offload_activations on

@@ -84,11 +84,10 @@ int64_t AttentionPlan::context(int64_t number, int64_t queries, int64_t query, i
 int64_t AttentionPlan::weights() const {
   const int64_t rows = product(sizes_.tokens, sizes_.widths.heads);
   if (!drops()) return product(rows, sizes_.wide);
-  return sum(product(sizes_.sequence, sizes_.sequence),
+  return sum(product(bounded_ ? sizes_.batch : 1, sizes_.sequence, sizes_.sequence),
              product(rows, sizes_.sequence, sum(sizes_.wide, sizes_.element)));
 }
 
-/// The queries, and the keys, of all heads of this rank.
 int64_t AttentionPlan::query_bytes() const {
   return product(sizes_.tokens, sizes_.widths.heads, *config_.kv_channels, sizes_.element);
 }

@@ -54,6 +54,10 @@ class AttentionPlan {
   /// The positions of the tokens, which all layers of `chunk` share.
   int64_t positions(const ModelChunk& chunk) const;
 
+  /// Bytes of the queries, and of the keys, of all heads of a rank.
+  int64_t query_bytes() const;
+  int64_t key_bytes() const;
+
  private:
   /// How context parallelism brings queries and keys together.
   struct Transport {
@@ -67,8 +71,6 @@ class AttentionPlan {
   Transport transport(int64_t number) const;
   int64_t context(int64_t number, int64_t queries, int64_t query, int64_t key) const;
   int64_t weights() const;
-  int64_t query_bytes() const;
-  int64_t key_bytes() const;
   bool queries_are_views() const;
   int64_t query_key_norms() const;
   int64_t self_attention(int64_t number) const;

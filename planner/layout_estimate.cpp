@@ -53,7 +53,7 @@ LayoutEstimator::LayoutEstimator(const Config& config, int64_t world_size, const
   expert_parameters_ = real(num_expert_parameters(config));
   const double output = 2 * real(model.hidden_size) * real(model.vocab_size);
   attention_flops_ =
-      2 * real(model.num_attention_heads) * real(*model.kv_channels) * real(model.seq_length);
+      4 * real(model.num_attention_heads) * real(*model.kv_channels) * visible_tokens(model);
   layer_flops_ =
       std::max(0.0, (model_flops_per_token(config) / 3 - output) / layers - attention_flops_);
 }

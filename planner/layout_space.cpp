@@ -110,7 +110,7 @@ class Visitor {
         layout.context = context;
         const int64_t rest = world / tensor / context;
         for (const int64_t pipeline :
-             choices(kPipeline, given_.pipeline, divisors(rest, config_.model.num_layers))) {
+             choices(kPipeline, given_.pipeline, divisors(rest, places()))) {
           layout.pipeline = pipeline;
           if (rest % pipeline == 0) visit_chunks(layout);
         }
@@ -129,8 +129,15 @@ class Visitor {
     return is_kept(field) ? std::vector<T>{given} : std::move(all);
   }
 
+  /// What the split over stages divides evenly.
+  int64_t places() const {
+    const ParallelConfig& parallel = config_.parallel;
+    return config_.model.num_layers + (parallel.account_for_embedding_in_pipeline_split ? 1 : 0) +
+           (parallel.account_for_loss_in_pipeline_split ? 1 : 0);
+  }
+
   void visit_chunks(JobLayout layout) {
-    const int64_t of_a_rank = std::max<int64_t>(1, config_.model.num_layers / layout.pipeline);
+    const int64_t of_a_rank = std::max<int64_t>(1, places() / layout.pipeline);
     const std::vector<int64_t> several = divisors(of_a_rank, kMostChunks);
     for (const int64_t chunks :
          choices(kChunks, given_.chunks, layout.pipeline > 1 ? several : std::vector<int64_t>{1})) {
@@ -219,6 +226,8 @@ class Visitor {
     using Recompute = RecomputeGranularity;
     using Sharding = ShardingStrategy;
     std::vector<Sharding> sharding = {Sharding::no_shard};
+    if (grids.size(GroupKind::dp_cp) == 1 && layout.sharding != Sharding::no_shard)
+      sharding = {layout.sharding};
     if (grids.size(GroupKind::dp_cp) > 1)
       sharding.insert(sharding.end(),
                       {Sharding::optim, Sharding::optim_grads, Sharding::optim_grads_params});

@@ -51,9 +51,10 @@ struct LayoutSpace {
 /// Calls `visit` with each legal layout of `config` on the ranks: sizes that divide the ranks, all
 /// batches of the run and what they cut, as validate(), config_grids(), BatchSchedule,
 /// stage_layout() and schedule_options() require. Micro-batches are powers of two, up to 16; with
-/// several chunks a rank has up to 8 of them; the optimizer has any number of instances that leaves
-/// several shards; the schedule is 1F1B, or the configuration's if it is kept, and buckets are the
-/// configuration's. Layouts that differ only in the last fields of JobLayout follow each other.
+/// several chunks a rank has up to 8 of them; an expert is cut over as many ranks as other layers
+/// are, or a divisor of that; the optimizer has any number of instances that leaves several shards;
+/// the schedule is 1F1B, or the configuration's if it is kept, and buckets are the configuration's.
+/// Layouts that differ only in the last fields of JobLayout follow each other.
 /// Returns how many combinations of sizes were examined.
 /// ConfigError: a kept field that is not one of layout_fields(), a `world_size` below 1, no
 /// train.global_batch_size, or a train.step_batch_size_schedule.

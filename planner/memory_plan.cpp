@@ -216,11 +216,12 @@ class Planner {
   void add_activations(StageMemory& memory, const std::vector<ModelChunk>& chunks) const {
     const ScheduleOptions options = schedule_options(config_, num_microbatches_);
     const int64_t in_flight = chunks_in_flight(options, memory.stage);
-    int64_t largest_layers = 0, working = 0, on_host = 0;
+    int64_t largest_layers = 0, deferred = 0, working = 0, on_host = 0;
     for (size_t c = 0; c < chunks.size(); ++c) {
       const ModelChunk& chunk = chunks[c];
       const ActivationPlan plan = plan_activations(config_, chunk, chunk.first_layer);
       largest_layers = std::max(largest_layers, plan.layers);
+      deferred = std::max(deferred, plan.deferred - plan.layers);
       working = std::max(working, plan.working);
       on_host = std::max(on_host, plan.on_host);
       if (plan.ends > 0)
@@ -229,6 +230,8 @@ class Planner {
       add(memory.activation_bytes, rotary_table_bytes(config_, chunk));
     }
     add(memory.activation_bytes, times(in_flight, largest_layers));
+    if (options.family == ScheduleFamily::zb_h1)
+      add(memory.activation_bytes, times(std::min(in_flight, memory.stage + 1), deferred));
     add(memory.activation_bytes, working);
     add(memory.host_bytes, times(in_flight, on_host));
   }

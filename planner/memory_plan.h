@@ -36,7 +36,8 @@ struct StageMemory {
   /// more than the schedule's warm-up, see num_warmup_microbatches(), of which one at a time has
   /// logits, or several if the last group of micro-batches is smaller than the others); under GPipe
   /// all micro-batches; under ZB-H1 min(micro-batches, stages), as if a micro-batch kept everything
-  /// until its weight gradients are computed.
+  /// until its weight gradients are computed, and stage + 1 of these what their weight gradients
+  /// need, if that is more.
   int64_t activation_bytes = 0;
   /// Bytes of buffers that communication needs besides what it sends: an activation and a gradient
   /// from the neighbouring stages (with V > 1 the first and the last one are neighbours) and,

@@ -24,14 +24,6 @@ double feed_forward_of_layer(const TransformerConfig& model, int64_t layer) {
          feed_forward(model, model.moe_shared_expert_intermediate_size.value_or(0));
 }
 
-/// Tokens that a token sees, on average over the sequence.
-double visible_tokens(const TransformerConfig& model) {
-  const auto length = static_cast<double>(model.seq_length);
-  const double window =
-      static_cast<double>(std::min(model.window_size.value_or(model.seq_length), model.seq_length));
-  return window - window * window / (2 * length);
-}
-
 /// Elements of the matrices of attention, and channels that its core multiplies for a pair of
 /// tokens.
 struct AttentionWork {
@@ -62,6 +54,13 @@ AttentionWork attention(const TransformerConfig& model) {
 }
 
 }  // namespace
+
+double visible_tokens(const TransformerConfig& model) {
+  const auto length = static_cast<double>(model.seq_length);
+  const double window =
+      static_cast<double>(std::min(model.window_size.value_or(model.seq_length), model.seq_length));
+  return window - window * window / (2 * length);
+}
 
 double model_flops_per_token(const Config& config) {
   const TransformerConfig& model = config.model;

@@ -26,4 +26,7 @@ namespace lockstep {
 /// (Megatron's function counts one product per element for the norms of latent attention.)
 double model_flops_per_token(const Config& config);
 
+/// Tokens that a token sees, on average over the sequence: S / 2 or W - W^2 / 2 S above.
+double visible_tokens(const TransformerConfig& model);
+
 }  // namespace lockstep

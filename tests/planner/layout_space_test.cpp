@@ -106,6 +106,38 @@ TEST(LayoutSpace, HasTheSizesThatTheProgramTakes) {
     }
 }
 
+/// Chunks of the layouts with `pipeline` stages.
+std::set<int64_t> chunks_of(const Config& config, int64_t pipeline) {
+  std::set<int64_t> all;
+  visit_layouts(config, {.world_size = 4}, [&](const JobLayout& one) {
+    if (one.pipeline == pipeline) all.insert(one.chunks);
+  });
+  return all;
+}
+
+TEST(LayoutSpace, TheSplitOverStagesMayCountEmbeddingAndLoss) {
+  const Strings both = {"parallel.account_for_embedding_in_pipeline_split=true",
+                        "parallel.account_for_loss_in_pipeline_split=true"};
+  Strings six = both, two = both;
+  six.push_back("model.num_layers=6");
+  two.push_back("model.num_layers=2");
+  EXPECT_EQ(chunks_of(config_of(kModel, six), 2), (std::set<int64_t>{1, 2, 4}));
+  EXPECT_EQ(chunks_of(config_of(kModel, six), 4), (std::set<int64_t>{1, 2}));
+  EXPECT_EQ(chunks_of(config_of(kModel, two), 4), (std::set<int64_t>{1}));
+  EXPECT_EQ(chunks_of(config_of(kModel, {"model.num_layers=6"}), 2), (std::set<int64_t>{1, 3}));
+}
+
+TEST(LayoutSpace, ASettingThatNeedsTheShardedOptimizerLeavesRanksWithoutReplicas) {
+  size_t alone = 0;
+  const Config config = config_of(
+      kModel, {"ddp.use_distributed_optimizer=true", "ddp.pad_buckets_for_high_nccl_busbw=true"});
+  visit_layouts(config, {.world_size = 4}, [&](const JobLayout& one) {
+    EXPECT_NE(one.sharding, ShardingStrategy::no_shard);
+    alone += one.tensor * one.pipeline == 4;
+  });
+  EXPECT_GT(alone, 0);
+}
+
 TEST(LayoutSpace, OverridesMakeTheLayoutOfTheConfiguration) {
   const Strings overlapped = {"parallel.tensor_model_parallel_size=2",
                               "parallel.tp_comm_overlap=true"};

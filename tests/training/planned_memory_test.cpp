@@ -129,6 +129,48 @@ TEST(PlannedMemory, FormulasCountTheLogitsOfAllMicrobatchesInFlight) {
   }
 }
 
+/// The formulas' total over the recorded peak, for each stage.
+std::vector<double> planned_of_recorded(const Config& config, int64_t world) {
+  const std::vector<int64_t> recorded = recorded_peaks(record_job(config, world));
+  std::vector<double> shares;
+  for (const StageMemory& stage : plan_memory(config, world).stages)
+    shares.push_back(static_cast<double>(stage.total_bytes()) /
+                     static_cast<double>(recorded.at(static_cast<size_t>(stage.stage))));
+  return shares;
+}
+
+TEST(PlannedMemory, FormulasCountWhatWeightGradientsWaitFor) {
+  const Overrides sizes = {"model.num_layers=8", "model.hidden_size=128", "model.seq_length=256",
+                           "model.ffn_hidden_size=512", "train.micro_batch_size=2"};
+  const std::string zero_bubble = "pipeline_schedule=zb-h1",
+                    four = "pipeline_model_parallel_size=4";
+  for (const Overrides& more : {Overrides{}, Overrides{"model.recompute_granularity=full"}})
+    for (const double share :
+         planned_of_recorded(job_of(with(layout({four, zero_bubble}), with(sizes, more))), 4))
+      EXPECT_NEAR(share, 1, 0.1) << fmt::to_string(fmt::join(more, " "));
+  for (const double share : planned_of_recorded(
+           job_of(with(layout({kPipeline, kTensor, kSequence, zero_bubble}), sizes)), 4))
+    EXPECT_NEAR(share, 1, 0.1) << "sequence parallelism";
+}
+
+TEST(PlannedMemory, CapacityBoundsTheRowsThatAreRecorded) {
+  const auto rows = [](const char* factor, const char* pad) {
+    const Config config = job_of(
+        with(layout({"expert_model_parallel_size=2"}),
+             {"model.num_experts=4", fmt::format("model.moe_expert_capacity_factor={}", factor),
+              fmt::format("model.moe_pad_expert_input_to_capacity={}", pad)}));
+    int64_t bytes = 0;
+    const JobProgram job = record_job(config, 2);
+    for (const ProgramCall& call : job.programs.front().calls)
+      if (call.label == "tokens of the experts") bytes = std::max(bytes, call.bytes);
+    return bytes;
+  };
+  EXPECT_GT(rows("1", "false"), 0);
+  EXPECT_EQ(rows("1.5", "true") * 2, rows("1", "true") * 3);
+  EXPECT_EQ(rows("1.5", "false"), rows("1", "false"));
+  EXPECT_EQ(rows("0.5", "false") * 2, rows("1", "false"));
+}
+
 TEST(PlannedMemory, FormulasCountTheTermsThatAreAddedInFp32) {
   // Few tokens, so that most of the memory is there when gradients are reduced.
   const Config config = job_of(

@@ -14,6 +14,7 @@
 #include "lockstep/core/context_parallel_rules.h"
 #include "lockstep/core/usable_cores.h"
 #include "lockstep/datasets/batch_sizes.h"
+#include "lockstep/models/routing.h"
 #include "lockstep/parallel_state/job_program.h"
 #include "lockstep/parallel_state/planned_rank.h"
 #include "lockstep/parallel_state/rank_recorder.h"
@@ -106,8 +107,13 @@ class RecordingHost : public PlannedHost {
     const int64_t experts = *config_.model.num_experts;
     // Without sequence parallelism the expert layer itself cuts the tokens over tp.
     const int64_t chunks = parallel.context_parallel_size * parallel.tensor_model_parallel_size;
-    int64_t pairs = config_.train.micro_batch_size * config_.model.seq_length / chunks *
-                    config_.model.moe_router_topk;
+    const int64_t tokens = config_.train.micro_batch_size * config_.model.seq_length;
+    int64_t pairs = tokens / chunks * config_.model.moe_router_topk;
+    if (const auto& factor = config_.model.moe_expert_capacity_factor) {
+      const int64_t most = expert_capacity(tokens, config_.model.moe_router_topk, experts, *factor);
+      const int64_t room = experts * std::min(most, tokens) / chunks;
+      pairs = config_.model.moe_pad_expert_input_to_capacity ? room : std::min(pairs, room);
+    }
     if (config_.model.moe_token_dispatcher_type == TokenDispatcher::allgather)
       pairs *= grids_.size(GroupKind::tp_ep);
     const int64_t expert = index % experts;
