@@ -348,8 +348,8 @@ PipelineExecutor::PipelineExecutor(const ParallelState& parallel_state, Pipeline
   check_schedule(schedule);
   StepLists all_steps = communication_steps(schedule);
   connect_pairs(group, message_pairs(all_steps));
+  auto early = early_receives(all_steps, group.rank());
   std::vector<PipelineStep> steps = std::move(all_steps[static_cast<size_t>(group.rank())]);
-  auto early = early_receives(steps);
   std::vector<std::optional<TransferLabel>> labels;
   for (const PipelineStep& step : steps) labels.push_back(label_of(step, schedule, group.rank()));
   const bool limits_outputs = runs_ahead(schedule);

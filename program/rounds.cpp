@@ -4,6 +4,7 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 
 #include <c10/util/Exception.h>
 
@@ -102,11 +103,21 @@ class Rounds {
       return std::nullopt;
     } catch (const std::exception& error) {
       if (state) state->post_failure(error.what());
-      if (channel_ && environment_.world_size > 1 && is_of_communication(error, state.get()))
+      const bool may_stay = channel_ && environment_.world_size > 1;
+      if (may_stay && is_of_communication(error, state.get())) {
+        state.reset();  // what waits on the device for other ranks is aborted
+        check_own_device();
         return reason_of(error);
+      }
       if (environment_.world_size == 1) throw;
       throw failure_of_rank(environment_.rank, error);
     }
+  }
+
+  /// An error of the device makes operations fail like a lost rank, but this process cannot go on.
+  void check_own_device() const {
+    if (const auto error = error_of_device(device_))
+      throw failure_of_rank(environment_.rank, std::runtime_error(*error));
   }
 
   void take_next_order() {

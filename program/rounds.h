@@ -26,7 +26,8 @@ struct Round {
 /// rank is lost, or does not answer) does not end the program. The rank destroys whatever belongs
 /// to the round, waits for its launcher's order and begins the next round, with the same device and
 /// in the same process. A spare (LaunchChannel::spare_of()) waits for that order before its first
-/// round. A rank that waits ignores SIGTERM.
+/// round. A rank that waits ignores SIGTERM. If an error of the rank's own device was the cause,
+/// the rank ends instead: its process can use the device no more.
 /// `folder` is where the run saves, and from where it resumes; empty: nowhere. ConfigError:
 /// checkpoint.in_memory_replicas for ranks that do not stay, or that are too few.
 void run_rounds(Config config, const std::string& folder,

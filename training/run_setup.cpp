@@ -3,12 +3,15 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/cuda_libraries.h"
 #include "lockstep/core/optimizer_rules.h"
 #include "lockstep/core/unusable_sizes.h"
 #include "lockstep/parallel_state/axis_groups.h"
+#include "lockstep/parallel_state/failure_reason.h"
 #include "lockstep/planner/config_grids.h"
 #include "lockstep/planner/pipeline_plan.h"
 
@@ -40,9 +43,10 @@ void check_layout(const Config& config, int64_t world_size) {
 }
 
 void prepare_cuda(const Config& config) {
-  if (config.train.device == DeviceChoice::cpu || config.parallel.pipeline_model_parallel_size == 1)
-    return;
-  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  if (config.train.device == DeviceChoice::cpu) return;
+  if (config.train.deterministic) ::setenv("NCCL_ALGO", "^NVLS", /*overwrite=*/0);
+  if (config.parallel.pipeline_model_parallel_size > 1)
+    ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
 }
 
 c10::Device choose_device(DeviceChoice choice, const LaunchEnvironment& environment,
@@ -61,6 +65,16 @@ c10::Device choose_device(DeviceChoice choice, const LaunchEnvironment& environm
       absence.empty() ? "" : fmt::format(" ({})", absence), local_ranks);
   const int64_t index = visible == 1 ? 0 : environment.local_rank;
   return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+}
+
+std::optional<std::string> error_of_device(c10::Device device) {
+  if (device.is_cpu()) return std::nullopt;
+  try {
+    c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+    return std::nullopt;
+  } catch (const std::exception& error) {
+    return reason_of(error);
+  }
 }
 
 std::string unused_gpus(DeviceChoice choice, c10::Device device, const std::string& folder) {

@@ -20,11 +20,14 @@ namespace lockstep {
 /// of the axes, the batch, its micro-batches or the pipeline's schedule.
 void check_layout(const Config& config, int64_t world_size);
 
-/// Call it before any CUDA call, including choose_device(). For a pipeline that may run on CUDA
-/// devices it sets CUDA_DEVICE_MAX_CONNECTIONS=32, unless the variable is set: a receive that waits
-/// for its stage is a running kernel and must not keep the kernels of other streams out of a shared
-/// queue. Megatron wants 1 queue for tensor parallelism on Hopper and earlier, so that a collective
-/// starts ahead of the matrix product that it overlaps; that affects only speed.
+/// Call it before any CUDA call, including choose_device(). For a deterministic run that may use
+/// CUDA devices it sets NCCL_ALGO=^NVLS, unless the variable is set: NVLink switches may add in
+/// another order each time, and the first groups are made before the Trainer, which makes libtorch
+/// deterministic. For a pipeline that may run on CUDA devices it sets
+/// CUDA_DEVICE_MAX_CONNECTIONS=32, unless the variable is set: a receive that waits for its stage
+/// is a running kernel and must not keep the kernels of other streams out of a shared queue.
+/// Megatron wants 1 queue for tensor parallelism on Hopper and earlier, so that a collective starts
+/// ahead of the matrix product that it overlaps; that affects only speed.
 void prepare_cuda(const Config& config);
 
 /// The device of this process, which sees `visible` CUDA devices (cuda_device_count() if unset),
@@ -34,6 +37,11 @@ void prepare_cuda(const Config& config);
 /// asked for, and why.
 c10::Device choose_device(DeviceChoice choice, const LaunchEnvironment& environment,
                           std::optional<int64_t> visible = std::nullopt);
+
+/// Waits for what runs on `device`. Returns why the process can use it no more, if an error of the
+/// device, such as an illegal address, has ended the process's context; nothing otherwise, and on
+/// the CPU.
+std::optional<std::string> error_of_device(c10::Device device);
 
 /// A note to the user of a run on the CPU if `choice` is auto and NVIDIA's driver lists GPUs, each
 /// as one entry in `folder`; empty otherwise.

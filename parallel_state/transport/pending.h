@@ -18,7 +18,7 @@ struct Waiting {
   std::chrono::milliseconds timeout;
 };
 
-/// A part of an operation in progress. Keeps its tensors' memory alive.
+/// A part of an operation in progress. Keeps its tensors' memory alive; on a device, until wait().
 class Pending {
  public:
   virtual ~Pending() = default;

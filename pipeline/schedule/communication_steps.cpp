@@ -49,6 +49,13 @@ size_t consumed_at(const std::vector<PipelineStep>& steps, size_t receive) {
   return static_cast<size_t>(std::find(begin, steps.end(), compute) - steps.begin());
 }
 
+/// Whether the last of three ranks or more also exchanges with the first.
+bool form_a_circle(const StepLists& steps) {
+  const auto& first = steps.front();
+  return std::any_of(first.begin(), first.end(),
+                     [](const PipelineStep& step) { return step.peer > 1; });
+}
+
 }  // namespace
 
 std::string to_string(const PipelineStep& step) {
@@ -79,16 +86,19 @@ StepLists communication_steps(const PipelineSchedule& schedule) {
   return steps;
 }
 
-std::vector<std::vector<size_t>> early_receives(const std::vector<PipelineStep>& steps) {
+std::vector<std::vector<size_t>> early_receives(const StepLists& all, int64_t rank) {
+  const std::vector<PipelineStep>& steps = all.at(static_cast<size_t>(rank));
+  const bool circle = form_a_circle(all);
   std::vector<std::vector<size_t>> starts(steps.size());
-  std::map<int64_t, size_t> free_from;  // after the last transfer with each rank
+  std::map<int64_t, size_t> last;  // with each rank, in a circle with any: behind the last transfer
   std::map<std::pair<int64_t, TaskKind>, std::vector<size_t>> received;
   for (size_t i = 0; i < steps.size(); ++i) {
     const PipelineStep& step = steps[i];
     if (step.kind == PipelineStep::Kind::compute) continue;
+    size_t& free_from = last[circle ? 0 : step.peer];
     if (step.kind == PipelineStep::Kind::receive) {
       std::vector<size_t>& earlier = received[{step.peer, step.task.kind}];
-      size_t start = free_from[step.peer];
+      size_t start = free_from;
       if (earlier.size() >= kInputsAhead) {
         const size_t consumed = consumed_at(steps, earlier[earlier.size() - kInputsAhead]);
         start = std::max(start, consumed + 1);
@@ -96,7 +106,7 @@ std::vector<std::vector<size_t>> early_receives(const std::vector<PipelineStep>&
       starts[std::min(start, i)].push_back(i);
       earlier.push_back(i);
     }
-    free_from[step.peer] = i + 1;
+    free_from = i + 1;
   }
   return starts;
 }

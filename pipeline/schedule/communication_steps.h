@@ -34,17 +34,24 @@ using StepLists = std::vector<std::vector<PipelineStep>>;
 /// With reference_cost() blocking costs no time if each rank has one chunk. With several chunks it
 /// does (up to 1.6 times the duration was seen), so sends should not block there.
 ///
-/// A caller whose transfers do not block may start a receive earlier than its position: it may move
-/// ahead of computations, but not ahead of another transfer with the same rank, because both ranks
-/// of a pair must see its transfers in the same order. UsageError: as check_schedule().
+/// A caller whose transfers do not block may start a receive earlier than its position: see
+/// early_receives(). UsageError: as check_schedule().
 StepLists communication_steps(const PipelineSchedule& schedule);
 
-/// When a rank whose transfers do not block may start its receives: element i lists the receives,
-/// as positions in `steps`, that it starts before step i. Each is started as early as possible, but
-/// not ahead of another transfer with the same rank, nor before the input that arrived from that
-/// rank two messages of the same kind earlier is in use. So at most two inputs of a kind from one
-/// rank wait for their tasks, if the rank uses them in the order in which they are sent, as in all
-/// schedules of make_schedule(). Otherwise more may wait, each until its task.
-std::vector<std::vector<size_t>> early_receives(const std::vector<PipelineStep>& steps);
+/// When `rank`, whose transfers do not block, may start its receives: element i lists the receives,
+/// as positions in its steps, that it starts before step i. `steps` are those of
+/// communication_steps(). Each receive is started as early as possible, but
+///
+///   - not ahead of another transfer with the same rank, because both ranks of a pair must see its
+///     transfers in the same order;
+///   - if the ranks form a circle (several chunks on three ranks or more), not ahead of any other
+///     transfer. Then the lists cannot deadlock in this order either, even if all transfers block.
+///     On a device they do whenever a host waits for its device, for example to free memory: a
+///     receive that has started is a running kernel. In a chain of ranks the first rule is enough;
+///   - not before the input that arrived from that rank two messages of the same kind earlier is in
+///     use. So at most two inputs of a kind from one rank wait for their tasks, if the rank uses
+///     them in the order in which they are sent, as in all schedules of make_schedule(). Otherwise
+///     more may wait, each until its task.
+std::vector<std::vector<size_t>> early_receives(const StepLists& steps, int64_t rank);
 
 }  // namespace lockstep

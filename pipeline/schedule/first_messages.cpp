@@ -41,8 +41,7 @@ class FirstMessages {
   size_t done_ = 0;
 };
 
-FirstMessages first_messages(int64_t rank, const std::vector<PipelineStep>& steps,
-                             const RankPairs& connected) {
+FirstMessages first_messages(int64_t rank, const StepLists& all, const RankPairs& connected) {
   FirstMessages messages(rank);
   for (const auto& [first, second] : connected) {
     if (rank != first && rank != second) continue;
@@ -50,7 +49,8 @@ FirstMessages first_messages(int64_t rank, const std::vector<PipelineStep>& step
     for (const bool forth : {true, false})
       messages.add((rank == first) == forth, peer, fmt::format("connecting with rank {}", peer));
   }
-  const auto early = early_receives(steps);
+  const std::vector<PipelineStep>& steps = all[static_cast<size_t>(rank)];
+  const auto early = early_receives(all, rank);
   for (size_t i = 0; i < steps.size(); ++i) {
     for (const size_t receive : early[i]) messages.add(steps[receive]);
     if (steps[i].kind == PipelineStep::Kind::send) messages.add(steps[i]);
@@ -85,7 +85,7 @@ RankPairs message_pairs(const StepLists& steps) {
 void check_first_messages(const StepLists& steps, const RankPairs& connected) {
   std::vector<FirstMessages> ranks;
   for (size_t r = 0; r < steps.size(); ++r)
-    ranks.push_back(first_messages(static_cast<int64_t>(r), steps[r], connected));
+    ranks.push_back(first_messages(static_cast<int64_t>(r), steps, connected));
   for (bool moved = true; moved;) {
     moved = false;
     for (size_t r = 0; r < ranks.size(); ++r)

@@ -5,10 +5,13 @@
 #include <unistd.h>
 
 #include <latch>
+#include <mutex>
 #include <stdexcept>
 #include <thread>
+#include <vector>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "lockstep/core/error.h"
@@ -16,7 +19,9 @@
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/communicator.h"
 #include "lockstep/parallel_state/process_group_state.h"
+#include "lockstep/tests/device/lagging_tests.h"
 #include "lockstep/tests/support/device/device_streams.h"
+#include "lockstep/tests/support/device/nccl_rules_backend.h"
 #include "lockstep/tests/support/launch.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -200,6 +205,59 @@ TEST(DeviceRanks, AReduceScatterWithAFactorLeavesItsInputAlone) {
       EXPECT_TRUE(at::equal(own.cpu(), sum));
     }
   });
+}
+
+TEST(DeviceRanks, AGatherThatWasWaitedForKeepsNoMemoryWhileTheDeviceIsHeldUp) {
+  run_device_ranks(2, [](const ParallelState& state) {
+    const c10::DeviceIndex device = state.device().index();
+    const at::Tensor mine = on_device(state, 1000, static_cast<double>(state.rank()));
+    all_reduce(state.world(), mine, ReduceOp::sum, "first").wait();
+    mine.cpu();
+    const int64_t before = device_bytes(device).live;
+    const Gate gate(current_stream(device));
+    for (int i = 0; i < 20; ++i) {
+      const at::Tensor all = at::empty({2000}, mine.options());
+      all_gather(state.world(), all, mine, "activations").wait();
+      EXPECT_EQ(all.storage().use_count(), 1U);
+    }
+    EXPECT_EQ(device_bytes(device).live, before);
+  });
+}
+
+/// As in NCCL's watchdog, the works that have ended stay in the backend until the next launch.
+TEST(DeviceRanks, AnAbortedBackendThatStaysKeepsNoTensorsOfWorksThatNobodyWaitedFor) {
+  use_lagging_device();
+  const auto rules = std::make_shared<NcclRules>();
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::mutex mutex;
+  std::vector<c10::intrusive_ptr<c10d::Backend>> stay;
+  const auto be_rank = [&](int rank) {
+    ParallelStateOptions options;
+    options.sizes.world_size = 2;
+    options.device = lagging_device(rank);
+    options.device_backend_factory = [&](const BackendSpec& spec, c10::Device device) {
+      const auto backend = make_nccl_rules_backend(spec, device, rules);
+      const std::lock_guard<std::mutex> lock(mutex);
+      return stay.emplace_back(backend);
+    };
+    std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> gradients;
+    {
+      const ParallelState state(store, rank, options);
+      const at::Tensor x = on_device(state, 1000, 1);
+      gradients = x.storage().getWeakStorageImpl();
+      all_reduce(state.world(), x, ReduceOp::sum, "first").wait();
+      x.cpu();
+      if (rank == 1) state.post_failure("out of cheese");
+      if (rank == 0) (void)all_reduce(state.world(), x, ReduceOp::sum, "gradients");
+    }
+    EXPECT_TRUE(gradients->expired()) << "rank " << rank;
+  };
+  std::thread other(be_rank, 1);
+  be_rank(0);
+  other.join();
+  EXPECT_EQ(stay.size(), 2U);
+  stay.clear();
+  wait_for_all_streams();
 }
 
 }  // namespace

@@ -95,10 +95,11 @@ StepLists naive_steps(const PipelineSchedule& schedule) {
   return steps;
 }
 
+using Starts = std::vector<std::vector<size_t>>;
+
 /// Runs `steps` as an executor would: each receive starts once, no later than at its place;
 /// transfers with one rank start in list order; at most two inputs of a kind wait for their tasks.
-void expect_early_receives(const std::vector<PipelineStep>& steps) {
-  const auto starts = early_receives(steps);
+void expect_early_receives(const std::vector<PipelineStep>& steps, const Starts& starts) {
   ASSERT_EQ(starts.size(), steps.size());
   std::map<int64_t, size_t> last;
   std::map<std::pair<int64_t, TaskKind>, std::vector<PipelineTask>> waiting;
@@ -126,6 +127,19 @@ void expect_early_receives(const std::vector<PipelineStep>& steps) {
     return step.kind == Kind::receive;
   });
   EXPECT_EQ(started, static_cast<size_t>(receives));
+}
+
+/// The steps of each rank with its receives where they start.
+StepLists in_order_of_starts(const StepLists& steps) {
+  StepLists result(steps.size());
+  for (size_t r = 0; r < steps.size(); ++r) {
+    const Starts starts = early_receives(steps, static_cast<int64_t>(r));
+    for (size_t i = 0; i < steps[r].size(); ++i) {
+      for (const size_t receive : starts[i]) result[r].push_back(steps[r][receive]);
+      if (steps[r][i].kind != Kind::receive) result[r].push_back(steps[r][i]);
+    }
+  }
+  return result;
 }
 
 std::vector<std::string> texts_of_steps(const ScheduleOptions& options) {
@@ -161,11 +175,27 @@ TEST(CommunicationSteps, NeighbouringPairsExchangeAtOnce) {
 
 TEST(EarlyReceives, StartOverComputationsButNotOverTransfersWithTheSameRank) {
   const StepLists steps = communication_steps(make_schedule({.pipeline = 2, .microbatches = 2}));
-  using Starts = std::vector<std::vector<size_t>>;
   // F0, send, F1, send, receive for B0, B0, receive for B1, B1
-  EXPECT_EQ(early_receives(steps[0]), (Starts{{}, {}, {}, {}, {4}, {6}, {}, {}}));
+  EXPECT_EQ(early_receives(steps, 0), (Starts{{}, {}, {}, {}, {4}, {6}, {}, {}}));
   // receive for F0, F0, receive for F1, B0, send, F1, B1, send
-  EXPECT_EQ(early_receives(steps[1]), (Starts{{0}, {2}, {}, {}, {}, {}, {}, {}}));
+  EXPECT_EQ(early_receives(steps, 1), (Starts{{0}, {2}, {}, {}, {}, {}, {}, {}}));
+}
+
+TEST(EarlyReceives, InACircleDoNotStartOverOtherTransfers) {
+  const PipelineSchedule schedule = make_schedule({.pipeline = 3,
+                                                   .virtual_pipeline = 2,
+                                                   .microbatches = 4,
+                                                   .microbatch_group_size = 4,
+                                                   .forward_only = true});
+  const StepLists steps = in_order_of_starts(communication_steps(schedule));
+  std::string text;
+  for (const PipelineStep& step : steps[0]) text += (text.empty() ? "" : ", ") + to_string(step);
+  EXPECT_EQ(text,
+            "F0.0, send F0.0 to rank 1, F1.0, send F1.0 to rank 1, F2.0, send F2.0 to rank 1, "
+            "receive for F0.1 from rank 2, F3.0, send F3.0 to rank 1, receive for F1.1 from rank "
+            "2, F0.1, send F0.1 to rank 1, receive for F2.1 from rank 2, F1.1, send F1.1 to rank "
+            "1, receive for F3.1 from rank 2, F2.1, send F2.1 to rank 1, F3.1, send F3.1 to rank "
+            "1");
 }
 
 TEST(EarlyReceives, OfAnySchedule) {
@@ -174,11 +204,40 @@ TEST(EarlyReceives, OfAnySchedule) {
       for (const auto family :
            {ScheduleFamily::one_f_one_b, ScheduleFamily::gpipe, ScheduleFamily::zb_h1}) {
         if (chunks > 1 && family != ScheduleFamily::one_f_one_b) continue;
-        for (const auto& steps : communication_steps(make_schedule({.pipeline = ranks,
-                                 .virtual_pipeline = chunks,
-                                 .microbatches = 3 * ranks,
-                                 .family = family})))
-          expect_early_receives(steps);
+        const StepLists steps = communication_steps(make_schedule({.pipeline = ranks,
+                                                                   .virtual_pipeline = chunks,
+                                                                   .microbatches = 3 * ranks,
+                                                                   .family = family}));
+        for (int64_t rank = 0; rank < ranks; ++rank)
+          expect_early_receives(steps[static_cast<size_t>(rank)], early_receives(steps, rank));
+      }
+}
+
+/// A host that waits for its device waits for every receive that has started.
+TEST(EarlyReceives, DoNotLockUpEvenIfEveryHostAlwaysWaitsForItsDevice) {
+  const auto check = [](const ScheduleOptions& options) {
+    const PipelineSchedule schedule = make_schedule(options);
+    const StepLists steps = in_order_of_starts(communication_steps(schedule));
+    EXPECT_NO_THROW(simulate_rendezvous(schedule, steps, reference_cost(schedule)))
+        << options.pipeline << " x " << options.virtual_pipeline << ", " << options.microbatches
+        << " micro-batches, " << to_string(options.family);
+  };
+  for (const int64_t ranks : {2, 3, 4, 5, 8})
+    for (const int64_t microbatches : {ranks, 2 * ranks, 3 * ranks})
+      for (const bool forward_only : {false, true}) {
+        for (const int64_t chunks : {2, 3, 4})
+          for (const int64_t group : {ranks, microbatches})
+            check({.pipeline = ranks,
+                   .virtual_pipeline = chunks,
+                   .microbatches = microbatches,
+                   .microbatch_group_size = group,
+                   .forward_only = forward_only});
+        for (const auto family :
+             {ScheduleFamily::one_f_one_b, ScheduleFamily::gpipe, ScheduleFamily::zb_h1})
+          check({.pipeline = ranks,
+                 .microbatches = microbatches,
+                 .family = family,
+                 .forward_only = forward_only});
       }
 }
 

@@ -321,7 +321,7 @@ void expect_as_simulated(const ScheduleOptions& options, int64_t transfer) {
       [&](int64_t rank, Writer& writer) {
         const auto& own = steps[static_cast<size_t>(rank)];
         std::map<size_t, uint32_t> started;
-        const auto early = early_receives(own);
+        const auto early = early_receives(steps, rank);
         for (size_t i = 0; i < own.size(); ++i) {
           for (const size_t receive : early[i])
             started[receive] =

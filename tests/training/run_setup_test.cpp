@@ -147,6 +147,21 @@ TEST(PrepareCuda, GivesEachStreamOfAPipelineAQueue) {
   EXPECT_EQ(variable(queues), "1") << "what the user sets stays";
 }
 
+/// c10d asks whether operations are deterministic when a group is made, before there is a trainer.
+TEST(PrepareCuda, KeepsDeterministicRunsFromNvls) {
+  const char* const algorithms = "NCCL_ALGO";
+  const WithoutVariables restore({algorithms});
+  prepare_cuda(Config());
+  prepare_cuda(parse_config("train { deterministic: true device: \"cpu\" }", "test"));
+  EXPECT_EQ(variable(algorithms), std::nullopt);
+  const Config deterministic = parse_config("train { deterministic: true }", "test");
+  prepare_cuda(deterministic);
+  EXPECT_EQ(variable(algorithms), "^NVLS");
+  ::setenv(algorithms, "Ring", /*overwrite=*/1);
+  prepare_cuda(deterministic);
+  EXPECT_EQ(variable(algorithms), "Ring") << "what the user sets stays";
+}
+
 /// A call of check_supported() with `fields`, which parse_config() takes.
 auto checked(const std::vector<std::string>& fields) {
   return [config = parse_config("", "test", fields)] { check_supported(config); };

@@ -42,12 +42,20 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const BackendSpec& spec) {
                                    options);
 }
 
+/// The copy that c10d makes for its own watchdog.
+c10::intrusive_ptr<c10d::Work> work_without_outputs(const c10d::Work& work) {
+  using NcclWork = c10d::ProcessGroupNCCL::WorkNCCL;
+  const auto* const nccl = dynamic_cast<const NcclWork*>(&work);
+  return nccl ? c10::make_intrusive<NcclWork>(*nccl) : nullptr;
+}
+
 }  // namespace
 
 extern "C" void lockstep_parallel_state_cuda(NcclPart& part) {
   part = {.make_backend = make_backend,
           .device_count = [] { return static_cast<int>(c10::cuda::device_count()); },
-          .version = [] { return c10d::getNcclVersion(); }};
+          .version = [] { return c10d::getNcclVersion(); },
+          .work_without_outputs = work_without_outputs};
 }
 
 }  // namespace lockstep

@@ -1,10 +1,21 @@
 #include "lockstep/parallel_state/c10d_parts.h"
 
+#include <utility>
+
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/failure_reason.h"
+#include "lockstep/parallel_state/nccl_part.h"
 
 namespace lockstep {
 namespace {
+
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+/// Null if `work` keeps none, or is of an unknown kind.
+WorkPtr without_outputs(const c10d::Work& work) {
+  const auto* const known = dynamic_cast<const KeepsOutputs*>(&work);
+  return known ? known->without_outputs() : nccl_work_without_outputs(work);
+}
 
 /// Waits up to `patience`. Returns whether the work has ended.
 bool ended_within(c10d::Work& work, std::chrono::milliseconds patience) {
@@ -20,10 +31,31 @@ bool ended_within(c10d::Work& work, std::chrono::milliseconds patience) {
 
 }  // namespace
 
-void StreamPart::wait_on_stream() { work().wait(); }
+StreamPart::~StreamPart() {
+  if (waited_) return;
+  try {
+    work_->synchronize();
+  } catch (const std::exception&) {
+    // An error of the device, whose memory is of no more use.
+  }
+}
+
+void StreamPart::wait_on_stream() {
+  work_->wait();
+  WorkPtr with_outputs;  // goes after the lock: a tensor's deleter may run
+  const std::lock_guard<std::mutex> lock(mutex_);
+  waited_ = true;
+  if (WorkPtr rest = without_outputs(*work_)) with_outputs = std::exchange(work_, std::move(rest));
+}
+
+bool StreamPart::is_completed() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return work_->isCompleted();
+}
 
 std::optional<std::string> StreamPart::failure() const {
-  const std::exception_ptr thrown = work().exception();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::exception_ptr thrown = work_->exception();
   if (!thrown) return std::nullopt;
   try {
     std::rethrow_exception(thrown);

@@ -30,6 +30,11 @@ int cuda_device_count() {
   return count ? count() : 0;
 }
 
+c10::intrusive_ptr<c10d::Work> nccl_work_without_outputs(const c10d::Work& work) {
+  const auto without_outputs = nccl_part().work_without_outputs;
+  return without_outputs ? without_outputs(work) : nullptr;
+}
+
 std::string nccl_version() {
   const auto version = nccl_part().version;
   return version ? version() : "";

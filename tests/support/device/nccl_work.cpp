@@ -50,6 +50,14 @@ void NcclWork::record_end(const c10::Stream& stream) {
   future_->markCompleted(c10::IValue(outputs_));
 }
 
+c10::intrusive_ptr<c10d::Work> NcclWork::without_outputs() const {
+  auto rest = c10::make_intrusive<NcclWork>(spec_, std::vector<at::Tensor>());
+  rest->end_ = end_;
+  rest->shelf_ = shelf_;
+  rest->exception_ = exception();
+  return rest;
+}
+
 bool NcclWork::isCompleted() {
   if (exception() != nullptr || end_->query()) return true;
   const std::string error = spec_.error();

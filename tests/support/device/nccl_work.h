@@ -10,11 +10,13 @@
 #include <c10/core/Event.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "lockstep/parallel_state/c10d_parts.h"
+
 namespace lockstep::testing {
 
 /// A launch on a communicator's stream, like c10d's WorkNCCL: wait() makes the current stream wait
 /// for it and returns. The host does not learn of failures unless it passes a timeout.
-class NcclWork : public c10d::Work {
+class NcclWork : public c10d::Work, public KeepsOutputs {
  public:
   /// Keeps tensors from the allocator, which does not know that another stream uses them. Keeps
   /// them until the current stream waits or, once the work has ended, until the rank's next launch.
@@ -56,6 +58,7 @@ class NcclWork : public c10d::Work {
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
   uint64_t getSequencenumber() const override { return spec_.sequence; }
+  c10::intrusive_ptr<c10d::Work> without_outputs() const override;
 
   const Spec& spec() const { return spec_; }
   const std::shared_ptr<Shelf>& shelf() const { return shelf_; }
