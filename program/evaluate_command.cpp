@@ -19,6 +19,7 @@
 #include "lockstep/program/commands.h"
 #include "lockstep/program/one_process.h"
 #include "lockstep/training/run_setup.h"
+#include "lockstep/training/score.h"
 
 namespace lockstep {
 namespace {
@@ -62,7 +63,8 @@ void run(const EvaluateArguments& arguments) {
   const at::NoGradGuard no_grad;
   const c10::Device device = choose_device(DeviceChoice::auto_, LaunchEnvironment{});
   note_doubt(arguments.checkpoint);
-  const SavedModel saved = load_model(arguments.checkpoint, device);
+  const SavedModel saved =
+      load_model(arguments.checkpoint, device, LogitsLimit{kMostLogits, kBatchTokens});
   const TokenSequence text = read_input(arguments, saved.config);
   print_note(note_on_documents(saved.config.data));
   const int64_t length = saved.config.model.seq_length;

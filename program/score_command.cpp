@@ -61,8 +61,9 @@ void add_score_command(CLI::App& program) {
           "\"continuation\". Each line is printed with two fields added: \"logprob\", the "
           "log-likelihood of the continuation in nats, and \"is_greedy\", whether the model would "
           "generate the continuation greedily. Blank lines are skipped. An empty context stands "
-          "for an end-of-document token. An empty continuation has log-likelihood 0. If a text or "
-          "a continuation has more than model.seq_length tokens, only its end counts")
+          "for the token that begins texts, or the end-of-document token of a tokenizer without "
+          "one. An empty continuation has log-likelihood 0. If a text or a continuation has more "
+          "than model.seq_length tokens, only its end counts")
       ->type_name("FILE")
       ->required()
       ->check(check_path);

@@ -11,7 +11,6 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kMostTokens = 16384;
-constexpr int64_t kMostLogits = int64_t{1} << 26;
 
 int64_t read_length(const ScoreTokens& request) {
   return static_cast<int64_t>(request.ids.size()) - 1;

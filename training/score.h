@@ -1,11 +1,15 @@
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "lockstep/models/gpt_model.h"
 #include "lockstep/training/score_request.h"
 
 namespace lockstep {
+
+/// Logits in memory at a time, at most; score() always takes at least one sequence.
+inline constexpr int64_t kMostLogits = int64_t{1} << 26;
 
 struct Score {
   double logprob = 0;      ///< sum over the continuation's tokens, in nats

@@ -85,16 +85,14 @@ ScoreTokens encode_score_request(const ScoreRequest& request, Tokenizer& tokeniz
                        "continuation: found '{}', which adds no token to the context, allowed: a "
                        "text that adds one, or an empty text",
                        request.continuation);
-  if (before == 0) ids.insert(ids.begin(), tokenizer.end_of_document());
+  if (before == 0) ids.insert(ids.begin(), tokenizer.begin_of_text());
   if (static_cast<int64_t>(ids.size()) > seq_length + 1)
     ids.erase(ids.begin(), ids.end() - (seq_length + 1));
   const int64_t largest = *std::max_element(ids.begin(), ids.end());
-  require<ConfigError>(largest < vocab_size,
-                       "token id: found {}{}, allowed: less than {} (model.vocab_size)", largest,
-                       before == 0 && largest == ids.front()
-                           ? ", the end of a document, in the place of an empty context"
-                           : "",
-                       vocab_size);
+  require<ConfigError>(
+      largest < vocab_size, "token id: found {}{}, allowed: less than {} (model.vocab_size)",
+      largest, before == 0 && largest == ids.front() ? ", in the place of an empty context" : "",
+      vocab_size);
   return {std::move(ids), scored};
 }
 

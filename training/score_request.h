@@ -35,8 +35,8 @@ struct ScoreTokens {
 
 /// Divides them as lm-evaluation-harness does: spaces at the end of the context belong to the
 /// continuation, both are encoded together, and the context gets as many tokens as it has alone. An
-/// empty context is the end of a document. Of more than `seq_length` + 1 ids the last ones stay,
-/// and the first of these is not scored. An empty continuation has no token. ConfigError: a
+/// empty context is Tokenizer::begin_of_text(). Of more than `seq_length` + 1 ids the last ones
+/// stay, and the first of these is not scored. An empty continuation has no token. ConfigError: a
 /// continuation that is not empty has no token of its own; an id is not below `vocab_size`.
 ScoreTokens encode_score_request(const ScoreRequest& request, Tokenizer& tokenizer,
                                  int64_t seq_length, int64_t vocab_size);

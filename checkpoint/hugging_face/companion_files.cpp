@@ -10,11 +10,15 @@
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/checkpoint/companion_record.h"
+#include "lockstep/checkpoint/hugging_face_families.h"
 #include "lockstep/checkpoint/moved_tokenizer.h"
+#include "lockstep/checkpoint/tokenizer_json.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/counted.h"
 #include "lockstep/core/input_file.h"
 #include "lockstep/core/tensor_parallel_rules.h"
+#include "lockstep/datasets/chat_form.h"
+#include "lockstep/datasets/gpt2_vocabulary.h"
 #include "lockstep/datasets/json_field.h"
 #include "lockstep/datasets/unfinished_file.h"
 
@@ -29,10 +33,11 @@ constexpr const char* kTokenizerModel = "tokenizer.model";
 constexpr const char* kVocabulary = "vocab.json";
 constexpr const char* kMerges = "merges.txt";
 constexpr const char* kAddedTokens = "added_tokens.json";
+constexpr const char* kTokenizerConfig = "tokenizer_config.json";
 constexpr const char* kCompanions[] = {
-    kTokenizerJson, kTokenizerModel,         kVocabulary,
-    kMerges,        "tokenizer_config.json", "special_tokens_map.json",
-    kAddedTokens,   "chat_template.jinja",   kGenerationConfigFile};
+    kTokenizerJson, kTokenizerModel,       kVocabulary,
+    kMerges,        kTokenizerConfig,      "special_tokens_map.json",
+    kAddedTokens,   "chat_template.jinja", kGenerationConfigFile};
 
 bool has_file(const paths::path& path) { return kind_of_file(path) == FileKind::regular; }
 
@@ -50,20 +55,20 @@ bool make_folder(const paths::path& folder) {
 
 /// A tokenizer format, as data.tokenizer names it.
 struct TokenizerForm {
-  const char* kind;
-  const char* file;  ///< empty: the folder
-  std::vector<const char*> needed;
+  std::string_view kind;
+  std::vector<const char*> needed;  ///< the file with the tokens first
 
   std::string name_in(const paths::path& folder) const {
-    return std::string(kind) + ":" + (*file == 0 ? folder : folder / file).string();
+    const paths::path path = needed.size() == 1 ? folder / needed.front() : folder;
+    return fmt::format("{}:{}", kind, path.string());
   }
 };
 
 /// The forms that the folder has files for, best first.
 std::vector<TokenizerForm> forms_in(const paths::path& folder, bool is_gpt2) {
-  std::vector<TokenizerForm> forms = {{"hf", kTokenizerJson, {kTokenizerJson}},
-                                      {"sentencepiece", kTokenizerModel, {kTokenizerModel}}};
-  if (is_gpt2) forms.push_back({"gpt2", "", {kVocabulary, kMerges}});
+  std::vector<TokenizerForm> forms = {{"hf", {kTokenizerJson}},
+                                      {"sentencepiece", {kTokenizerModel}}};
+  if (is_gpt2) forms.push_back({"gpt2", {kVocabulary, kMerges}});
   std::erase_if(forms, [&](const TokenizerForm& form) {
     return !std::all_of(form.needed.begin(), form.needed.end(),
                         [&](const char* name) { return has_file(folder / name); });
@@ -124,12 +129,13 @@ std::optional<int64_t> end_of_document(const Tokenizer& tokenizer) {
   }
 }
 
-std::string new_generation_config(const Config& config, const Tokenizer& tokenizer) {
-  nlohmann::ordered_json json = {{"_from_model_config", true}};
-  const bool knows_ends = config.data.tokenizer != "byte" || is_byte_model(config.model);
-  if (const auto id = end_of_document(tokenizer); id && knows_ends && *id < config.model.vocab_size)
-    json["eos_token_id"] = *id;
-  return json.dump(2) + "\n";
+/// The token that ends the assistant's messages in the conversations that the model was tuned on;
+/// unset if it was tuned on none, or if that is the end of a document.
+std::optional<int64_t> end_of_message(const Config& config, const Tokenizer& tokenizer) {
+  const std::string_view end = chat_form(config.data.chat_template).end;
+  if (config.train.task != TrainTask::sft || end.empty()) return std::nullopt;
+  const std::vector<int64_t> ids = tokenizer.clone()->encode(end);
+  return ids.size() == 1 ? std::optional(ids.front()) : std::nullopt;
 }
 
 bool is_id(const nlohmann::ordered_json& json) {
@@ -160,12 +166,77 @@ nlohmann::json parse_file(const std::string& path) {
   }
 }
 
-/// Which tokens of `in` the tokenizer of its tokenizer.model lacks; empty: none. `problem` is why a
-/// better form cannot be used.
-std::string note_on_added_tokens(const paths::path& in, const Tokenizer& tokenizer,
-                                 const std::string& problem) {
+/// The ends of text that the generation_config.json at `path` lists.
+std::vector<int64_t> listed_ends(const nlohmann::json& json, const std::string& path) {
+  constexpr uint32_t kMost = std::numeric_limits<uint32_t>::max();
+  const JsonField ids = JsonField(json, path)["eos_token_id"];
+  if (ids.is_null()) return {};
+  if (!ids.json().is_array()) return {ids.number(kMost)};
+  std::vector<int64_t> ends;
+  for (size_t i = 0; i < ids.size(); ++i) ends.push_back(ids.at(i).number(kMost));
+  return ends;
+}
+
+/// The generation_config.json of an export whose tokenizer has the given files.
+std::string generation_config(const Config& config, const Tokenizer& tokenizer,
+                              const std::map<std::string, std::string>& files) {
+  const auto kept = files.find(kGenerationConfigFile);
+  const auto of_message = end_of_message(config, tokenizer);
+  if (kept != files.end() && !of_message) return read_file(kept->second, kLongestCompanion, true);
+  nlohmann::json json = {{"_from_model_config", true}};
+  if (kept != files.end()) json = parse_file(kept->second);
+  std::vector<int64_t> ends;
+  if (kept != files.end()) ends = listed_ends(json, kept->second);
+  const bool knows_ends = config.data.tokenizer != "byte" || is_byte_model(config.model);
+  const auto of_document = end_of_document(tokenizer);
+  if (ends.empty() && of_document && knows_ends && *of_document < config.model.vocab_size)
+    ends.push_back(*of_document);
+  if (of_message && std::find(ends.begin(), ends.end(), *of_message) == ends.end())
+    ends.push_back(*of_message);
+  if (!ends.empty()) json["eos_token_id"] = ends;
+  if (ends.size() == 1) json["eos_token_id"] = ends.front();
+  return json.dump(2) + "\n";
+}
+
+/// Adds to `companions` what AutoTokenizer needs to encode as `tokenizer` does, and tells where it
+/// does not nevertheless.
+void complete_tokenizer(const Config& config, Tokenizer& tokenizer, Companions& companions) {
+  const std::string& name = config.data.tokenizer;
+  const size_t colon = name.find(':');
+  const bool is_gpt2 = name.substr(0, colon) == "gpt2";
+  if ((!is_gpt2 && name.substr(0, colon) != "hf") || !has_tokenizer(companions.files)) return;
+  const auto given = companions.files.find(kTokenizerConfig);
+  const bool is_given = given != companions.files.end();
+  const std::string path = is_given ? given->second : kTokenizerConfig;
+  const nlohmann::json json = is_given ? parse_file(path) : nlohmann::json::object();
+  const std::string chosen = JsonField(json, path)["tokenizer_class"].text_or("");
+  if (chosen.empty()) {
+    std::string end;
+    if (is_gpt2) {
+      const Gpt2Vocabulary vocabulary = read_gpt2_vocabulary(name.substr(colon + 1));
+      if (vocabulary.end_of_text) end = vocabulary.tokens[*vocabulary.end_of_text];
+      if (!companions.files.contains(kTokenizerJson))
+        companions.texts[kTokenizerJson] = gpt2_tokenizer_json(vocabulary);
+    } else {
+      end = text_of_end(tokenizer);
+    }
+    companions.texts[kTokenizerConfig] = with_tokenizer_class(json, end);
+    companions.files.erase(kTokenizerConfig);
+  }
+  if (hugging_face_family(config.model) == HuggingFaceFamily::qwen2 &&
+      !chosen.starts_with("Qwen2Tokenizer"))
+    companions.note = fmt::format(
+        "the tokenizer '{}': AutoTokenizer of transformers takes a Qwen2Tokenizer for every qwen2 "
+        "model, which may give other ids; PreTrainedTokenizerFast.from_pretrained() gives these",
+        name);
+}
+
+/// Which tokens of `in` its tokenizer of this form lacks; empty: none. `problem` is why a better
+/// form cannot be used.
+std::string note_on_added_tokens(const paths::path& in, const TokenizerForm& form,
+                                 const Tokenizer& tokenizer, const std::string& problem) {
   const std::string path = in / kAddedTokens;
-  if (!has_file(path)) return "";
+  if (form.kind == "hf" || !has_file(path)) return "";
   std::vector<std::string> lacking;
   try {
     const nlohmann::json json = parse_file(path);
@@ -178,9 +249,9 @@ std::string note_on_added_tokens(const paths::path& in, const Tokenizer& tokeniz
   }
   if (lacking.empty()) return "";
   return fmt::format(
-      "data.tokenizer is sentencepiece: '{}': found {} that {} lacks, such as '{}'; texts with "
-      "them need a {}{}",
-      path, counted(static_cast<int64_t>(lacking.size()), "token"), kTokenizerModel,
+      "data.tokenizer is {}: '{}': found {} that {} lacks, such as '{}'; texts with them need a "
+      "{}{}",
+      form.kind, path, counted(static_cast<int64_t>(lacking.size()), "token"), form.needed.front(),
       lacking.front(), kTokenizerJson, problem.empty() ? "" : fmt::format(" (here: {})", problem));
 }
 
@@ -195,9 +266,7 @@ KeptTokenizer choose_tokenizer(const std::string& in, const std::string& folder,
   for (const TokenizerForm& form : forms_in(in, is_gpt2)) {
     try {
       const auto tokenizer = make_tokenizer(form.name_in(in), "data.tokenizer");
-      const bool may_lack = form.kind == std::string_view("sentencepiece");
-      return {form.name_in(kept_in(folder)),
-              may_lack ? note_on_added_tokens(in, *tokenizer, problem) : ""};
+      return {form.name_in(kept_in(folder)), note_on_added_tokens(in, form, *tokenizer, problem)};
     } catch (const Error& error) {
       if (problem.empty()) problem = error.what();
     }
@@ -279,16 +348,12 @@ std::string KeptCompanions::keep() {
 std::set<int64_t> ends_of_text(const Config& config, const Tokenizer& tokenizer) {
   std::set<int64_t> ends;
   if (const auto id = end_of_document(tokenizer)) ends.insert(*id);
+  if (const auto id = end_of_message(config, tokenizer)) ends.insert(*id);
   const auto files = tokenizer_files(config.data.tokenizer);
   const auto found = files.find(kGenerationConfigFile);
   if (found == files.end()) return ends;
-  const nlohmann::json json = parse_file(found->second);
-  const JsonField ids = JsonField(json, found->second)["eos_token_id"];
-  constexpr uint32_t kMost = std::numeric_limits<uint32_t>::max();
-  if (ids.json().is_array())
-    for (size_t i = 0; i < ids.size(); ++i) ends.insert(ids.at(i).number(kMost));
-  else if (!ids.is_null())
-    ends.insert(ids.number(kMost));
+  const std::vector<int64_t> listed = listed_ends(parse_file(found->second), found->second);
+  ends.insert(listed.begin(), listed.end());
   return ends;
 }
 
@@ -298,11 +363,9 @@ Companions find_companions(const Config& config, const std::string& checkpoint) 
   try {
     const auto tokenizer = make_tokenizer(name, "data.tokenizer");
     result.files = name == "byte" ? kept_companions(checkpoint) : tokenizer_files(name);
-    const auto found = result.files.find(kGenerationConfigFile);
-    result.generation_config = found == result.files.end()
-                                   ? new_generation_config(config, *tokenizer)
-                                   : read_file(found->second, kLongestCompanion, true);
+    result.texts[kGenerationConfigFile] = generation_config(config, *tokenizer, result.files);
     result.files.erase(kGenerationConfigFile);
+    complete_tokenizer(config, *tokenizer, result);
     if (name != "byte" && !has_tokenizer(result.files))
       result.note = fmt::format(
           "the tokenizer '{}' is left out: it consists of tiktoken's ranks, allowed: vocab.json "
@@ -310,7 +373,7 @@ Companions find_companions(const Config& config, const std::string& checkpoint) 
           name);
   } catch (const Error& error) {
     result = {.files = {},
-              .generation_config = "{\n  \"_from_model_config\": true\n}\n",
+              .texts = {{kGenerationConfigFile, "{\n  \"_from_model_config\": true\n}\n"}},
               .note = fmt::format("the tokenizer '{}' is left out: {}", name, error.what())};
   }
   return result;

@@ -18,8 +18,8 @@ inline constexpr const char* kGenerationConfigFile = "generation_config.json";
 
 struct KeptTokenizer {
   std::string name;  ///< for data.tokenizer
-  /// Why it is `byte` although `in` has a tokenizer, or that it lacks tokens that added_tokens.json
-  /// adds to tokenizer.model; empty otherwise.
+  /// Why it is `byte` although `in` has a tokenizer, or that it lacks tokens of added_tokens.json;
+  /// empty otherwise.
   std::string note;
 };
 
@@ -64,20 +64,28 @@ class KeptCompanions {
 
 struct Companions {
   std::map<std::string, std::string> files;  ///< path of the original, by name
-  std::string generation_config;             ///< its text
-  std::string note;                          ///< why the tokenizer is not included; empty if it is
+  std::map<std::string, std::string> texts;  ///< text of a new file, by name
+  /// Why the tokenizer is not included, or may be another one in transformers; empty if neither.
+  std::string note;
 };
 
 /// The ids that end a text of a model with this configuration: the end of a document, if
-/// `tokenizer`, which is that of data.tokenizer, has one, and eos_token_id of the
-/// generation_config.json next to its files. FileError if that file is damaged.
+/// `tokenizer`, which is that of data.tokenizer, has one; eos_token_id of the
+/// generation_config.json next to its files; and, after train.task = sft, the token that ends the
+/// assistant's messages in data.chat_template. FileError if that file is damaged.
 std::set<int64_t> ends_of_text(const Config& config, const Tokenizer& tokenizer);
 
 /// What an export of the model of `checkpoint`, with this configuration, contains besides its
 /// weights. The generation_config is the one next to the tokenizer; otherwise one with the end of a
-/// document, if the model has a token for it. With the tokenizer `byte`, they are what an import
-/// kept beside the checkpoint, whose tokenizer could not be used; otherwise a generation_config
-/// names an end only if the vocabulary is that of bytes.
+/// document, if the model has a token for it. After train.task = sft it also has the end of the
+/// assistant's messages. With the tokenizer `byte`, they are what an import kept beside the
+/// checkpoint, whose tokenizer could not be used; otherwise a generation_config names an end only
+/// if the vocabulary is that of bytes.
+///
+/// transformers chooses a tokenizer's class by tokenizer_config.json, or else by the model's
+/// family, and most classes cut texts by rules of their own. So with the tokenizers gpt2 and hf a
+/// tokenizer_config.json that names no class gets one that follows tokenizer.json, and GPT-2's
+/// vocabulary becomes a tokenizer.json too.
 Companions find_companions(const Config& config, const std::string& checkpoint);
 
 }  // namespace lockstep

@@ -47,7 +47,8 @@ struct ImportedModel {
 /// config.json, or `seq_length` if that is less; a table of learned positions is cut to it. The
 /// tokenizer's files are copied to `folder`/hugging_face, and data.tokenizer names the first of
 /// them that can be used, or `byte` if there is none. FileError names what is missing, damaged or
-/// not possible, and a tensor that is not finite; an earlier import in `folder` is then as it was.
+/// not possible, adapters of peft's that transformers would add to the weights, and a tensor that
+/// is not finite in fp32; an earlier import in `folder` is then as it was.
 /// A process that is killed while it replaces both may leave the earlier weights with the
 /// tokenizer's files of the new import.
 ImportedModel import_from_hugging_face(const std::string& in, const std::string& folder,

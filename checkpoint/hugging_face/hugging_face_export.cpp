@@ -62,22 +62,9 @@ std::vector<SafetensorsEntry> exported_tensors(const Config& config, CheckpointR
   return tensors;
 }
 
-bool holds(const std::string& folder, const char* name) {
-  return kind_of_file(std::filesystem::path(folder) / name) != FileKind::none;
-}
-
-/// Also if another program has written the adapters: they may exist nowhere else.
-void check_without_adapters(const std::string& folder) {
-  for (const char* const name : {kAdapterConfigFile, kAdapterWeightsFile})
-    require<FileError>(!holds(folder, name),
-                       "--hf: found an {} in folder '{}', allowed for a model: a folder without "
-                       "adapters, because transformers would add them to the weights",
-                       name, folder);
-}
-
 std::string export_adapters(CheckpointReader& checkpoint, const Config& config,
                             const std::string& out, at::ScalarType dtype) {
-  require<FileError>(!holds(out, kConfigFile),
+  require<FileError>(!is_in_folder(out, kConfigFile),
                      "--hf: found a {} in folder '{}', allowed with --adapters: a folder without "
                      "one, because transformers would add the adapters to the weights there",
                      kConfigFile, out);
@@ -97,7 +84,7 @@ std::string export_checkpoint(CheckpointReader& checkpoint, const std::string& o
   config.data.tokenizer = find_moved_tokenizer(config.data.tokenizer, checkpoint.path());
   const at::ScalarType dtype = scalar_type_of(options.dtype);
   if (options.adapters) return export_adapters(checkpoint, config, out, dtype);
-  check_without_adapters(out);
+  check_without_adapters(out, "");
   const std::string config_json = format_hugging_face_config(
       config.model, options.dtype == ExportDtype::bf16 ? "bfloat16" : "float32");
   check_saved_shapes(checkpoint, config);
@@ -106,9 +93,10 @@ std::string export_checkpoint(CheckpointReader& checkpoint, const std::string& o
 
   std::vector<std::string> names = weights.file_names();
   for (const auto& [name, original] : companions.files) names.push_back(name);
-  names.insert(names.end(), {kGenerationConfigFile, kConfigFile});
+  for (const auto& [name, text] : companions.texts) names.push_back(name);
+  names.emplace_back(kConfigFile);
   // Next to a config.json the tokenizer's files are those of a model that was there.
-  const bool is_model = holds(out, kConfigFile);
+  const bool is_model = is_in_folder(out, kConfigFile);
   ExportFolder files(out, names, "--hf", [is_model](const std::string& name) {
     return is_weights_file(name) || (is_model && is_companion_file(name));
   });
@@ -120,7 +108,7 @@ std::string export_checkpoint(CheckpointReader& checkpoint, const std::string& o
   weights.finish(path_of);
   for (const auto& [name, original] : companions.files)
     write_file(files.file(name), {read_file(original, kLongestTokenizer, /*follow_links=*/true)});
-  write_file(files.file(kGenerationConfigFile), {companions.generation_config});
+  for (const auto& [name, text] : companions.texts) write_file(files.file(name), {text});
   write_file(files.file(kConfigFile), {config_json});
   return join_problems({files.publish(), companions.note});
 }

@@ -89,6 +89,12 @@ void check_gpt2(const TransformerConfig& model) {
   expect("add_bias_linear", model.add_bias_linear, true, family);
   expect("num_query_groups", *model.num_query_groups, model.num_attention_heads, family);
   expect("kv_channels", *model.kv_channels, model.hidden_size / model.num_attention_heads, family);
+  expect("hidden_size", model.hidden_size, *model.kv_channels * model.num_attention_heads, family);
+}
+
+/// LlamaConfig refuses other widths; MistralConfig takes any.
+bool fits_llama(const TransformerConfig& model) {
+  return model.hidden_size % model.num_attention_heads == 0;
 }
 
 HuggingFaceFamily rotary_family(const TransformerConfig& model) {
@@ -96,7 +102,7 @@ HuggingFaceFamily rotary_family(const TransformerConfig& model) {
   if (model.num_experts) return model.qk_layernorm ? qwen3_moe : mixtral;
   if (model.qk_layernorm) return qwen3;
   if (model.add_qkv_bias) return qwen2;
-  return model.window_size ? mistral : llama;
+  return model.window_size || !fits_llama(model) ? mistral : llama;
 }
 
 /// transformers chooses the groups with the largest sum of two scores.
@@ -149,6 +155,10 @@ void check_experts_of(const TransformerConfig& model, const Info& info) {
 void check_rotary_family(const TransformerConfig& model, const Info& info) {
   expect<std::string>("normalization", to_string(model.normalization), "RMSNorm", info.name);
   expect<std::string>("activation", to_string(model.activation), "swiglu", info.name);
+  require<ConfigError>(info.family != mistral || model.window_size || !model.add_bias_linear,
+                       "model.add_bias_linear: found true, which needs a Llama model, whose "
+                       "model.hidden_size ({}) is a multiple of model.num_attention_heads ({})",
+                       model.hidden_size, model.num_attention_heads);
   if (info.family != llama) expect("add_bias_linear", model.add_bias_linear, false, info.name);
   expect("add_qkv_bias", model.add_qkv_bias, info.qkv_bias, info.name);
   expect("rotary_percent", model.rotary_percent, 1.0, info.name);

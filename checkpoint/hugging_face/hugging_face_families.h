@@ -8,8 +8,9 @@ namespace lockstep {
 
 /// gpt2: learned positions, LayerNorm, gelu in either form, biases. The others have rotary
 /// positions, RMSNorm, SwiGLU, grouped queries and no biases (llama may have them in all linear
-/// layers), and differ in options of their layers: see HuggingFaceFamilyInfo. deepseek_v3 has
-/// latent attention.
+/// layers), and differ in options of their layers: see HuggingFaceFamilyInfo. Without a window
+/// mistral computes what llama does, also where the number of heads does not divide the hidden
+/// size, which transformers refuses for llama. deepseek_v3 has latent attention.
 enum class HuggingFaceFamily {
   gpt2,
   llama,

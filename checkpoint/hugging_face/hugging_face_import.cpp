@@ -14,6 +14,7 @@
 #include "lockstep/checkpoint/hugging_face.h"
 #include "lockstep/checkpoint/hugging_face_config.h"
 #include "lockstep/checkpoint/hugging_face_weights.h"
+#include "lockstep/checkpoint/peft_adapters.h"
 #include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/checkpoint/safetensors_index.h"
 #include "lockstep/checkpoint/sharded_safetensors.h"
@@ -83,9 +84,12 @@ class SafetensorsFolder {
   at::Tensor read(const std::string& name) const {
     const Place& place = tensors_.at(name);
     at::Tensor tensor = place.file->read(*place.entry);
+    const bool may_overflow = tensor.scalar_type() == at::kDouble;
+    if (may_overflow) tensor = tensor.to(at::kFloat);
     const int64_t count = count_not_finite(tensor);
-    require<FileError>(count == 0, "'{}': {}", place.file->path(),
-                       describe_not_finite(name, count, tensor.numel()));
+    require<FileError>(count == 0, "'{}': {}{}", place.file->path(),
+                       describe_not_finite(name, count, tensor.numel()),
+                       may_overflow ? " after the conversion to fp32" : "");
     return tensor;
   }
 
@@ -218,6 +222,7 @@ ImportedModel import_from_hugging_face(const std::string& in, const std::string&
                                        const std::optional<int64_t>& seq_length) {
   const at::NoGradGuard no_grad;
   const ModelFolder from = model_folder(in);
+  check_without_adapters(from.folder, "; peft's merge_and_unload() merges them");
   const std::string path = fs::path(from.folder) / kConfigFile;
   Config longest;
   longest.model = parse_hugging_face_config(read_json(path), path);

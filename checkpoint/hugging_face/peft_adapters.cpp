@@ -1,6 +1,7 @@
 #include "lockstep/checkpoint/peft_adapters.h"
 
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -10,6 +11,7 @@
 #include "lockstep/checkpoint/hugging_face_weights.h"
 #include "lockstep/checkpoint/whole_model.h"
 #include "lockstep/core/check.h"
+#include "lockstep/core/input_file.h"
 
 namespace lockstep {
 namespace {
@@ -42,6 +44,18 @@ std::string format_config(const Config& config, const std::set<std::string>& mod
 }
 
 }  // namespace
+
+bool is_in_folder(const std::string& folder, const char* name) {
+  return kind_of_file(std::filesystem::path(folder) / name) != FileKind::none;
+}
+
+void check_without_adapters(const std::string& folder, const std::string& remedy) {
+  for (const char* const name : {kAdapterConfigFile, kAdapterWeightsFile})
+    require<FileError>(!is_in_folder(folder, name),
+                       "--hf: found an {} in folder '{}', allowed for a model: a folder without "
+                       "adapters, because transformers would add them to the weights{}",
+                       name, folder, remedy);
+}
 
 PeftAdapters peft_adapters(const Config& config, const SavedWeights& weights,
                            at::ScalarType dtype) {

@@ -17,6 +17,13 @@ namespace lockstep {
 inline constexpr const char* kAdapterWeightsFile = "adapter_model.safetensors";
 inline constexpr const char* kAdapterConfigFile = "adapter_config.json";
 
+/// Whether there is anything of that name in the folder. FileError if that cannot be determined.
+bool is_in_folder(const std::string& folder, const char* name);
+
+/// FileError, which ends with `remedy`, if the folder holds files of peft's beside a model, or
+/// where one is to be: transformers adds such adapters to the weights.
+void check_without_adapters(const std::string& folder, const std::string& remedy);
+
 /// What the files hold.
 struct PeftAdapters {
   std::vector<std::pair<std::string, at::Tensor>> tensors;  ///< of adapter_model.safetensors

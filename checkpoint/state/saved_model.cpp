@@ -1,6 +1,6 @@
 #include "lockstep/checkpoint/saved_model.h"
 
-#include <optional>
+#include <algorithm>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -33,9 +33,23 @@ GPTStage stage_of_rank(const Config& config, const ParallelState& state) {
   return chunks_of_stage(config, state.group(GroupKind::pp).rank()).front().stage();
 }
 
+/// What the callers of load_model() choose.
+struct Loading {
+  const ParallelConfig* parallel;  ///< null: the whole model
+  c10::Device device;
+  std::optional<LogitsLimit> limit = {};
+};
+
+void limit_logits(TransformerConfig& model, const LogitsLimit& limit) {
+  const int64_t most = std::max<int64_t>(1, limit.logits / model.vocab_size);
+  if (most >= std::max(limit.tokens, model.seq_length)) return;
+  model.cross_entropy_chunk_size = std::min(model.cross_entropy_chunk_size.value_or(most), most);
+}
+
 /// Nothing if the checkpoint was removed meanwhile.
-std::optional<SavedModel> read_model(SharedCheckpoint& checkpoint, const ParallelConfig* parallel,
-                                     const ParallelState& state, c10::Device device) {
+std::optional<SavedModel> read_model(SharedCheckpoint& checkpoint, const Loading& loading,
+                                     const ParallelState& state) {
+  const auto& [parallel, device, limit] = loading;
   Config config;
   const bool opened = checkpoint.read([&](CheckpointReader& reader) {
     config = reader.config();
@@ -47,6 +61,7 @@ std::optional<SavedModel> read_model(SharedCheckpoint& checkpoint, const Paralle
   config.model.moe_pad_expert_input_to_capacity = false;
   // Only training saves activations, and this layout may have no tp ranks to share them.
   config.model.distribute_saved_activations = false;
+  if (limit) limit_logits(config.model, *limit);
   config = resolve_for_device(config, device.is_cpu());
   GPTModelOptions options;
   options.dtype = config.train.precision == Precision::fp64 ? at::kDouble : at::kFloat;
@@ -66,24 +81,25 @@ std::optional<SavedModel> read_model(SharedCheckpoint& checkpoint, const Paralle
   return SavedModel{config, model, checkpoint.reader().path()};
 }
 
-SavedModel load_newest(const std::string& folder, const ParallelConfig* parallel,
-                       const ParallelState& state, c10::Device device) {
+SavedModel load_newest(const std::string& folder, const Loading& loading,
+                       const ParallelState& state) {
   const auto find = [&] { return find_checkpoint(folder); };
   for (;;) {
     SharedCheckpoint checkpoint(as_rank_0_finds(state, find, "checkpoint to load"), state);
-    if (auto saved = read_model(checkpoint, parallel, state, device)) return *std::move(saved);
+    if (auto saved = read_model(checkpoint, loading, state)) return *std::move(saved);
   }
 }
 
 }  // namespace
 
-SavedModel load_model(const std::string& folder, c10::Device device) {
-  return load_newest(folder, nullptr, ParallelState::single_process(), device);
+SavedModel load_model(const std::string& folder, c10::Device device,
+                      const std::optional<LogitsLimit>& limit) {
+  return load_newest(folder, {nullptr, device, limit}, ParallelState::single_process());
 }
 
 SavedModel load_model(const std::string& folder, const ParallelConfig& parallel,
                       const ParallelState& state) {
-  return load_newest(folder, &parallel, state, state.device());
+  return load_newest(folder, {&parallel, state.device()}, state);
 }
 
 }  // namespace lockstep

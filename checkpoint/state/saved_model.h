@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <c10/core/Device.h>
@@ -16,6 +18,12 @@ namespace lockstep {
 std::string save_model(const std::string& folder, int64_t iteration, const Config& config,
                        const GPTModel& model);
 
+/// What the losses of a batch of up to `tokens`, or of one sequence if that is longer, may have in
+/// memory at a time: `logits`, but always those of one token.
+struct LogitsLimit {
+  int64_t logits, tokens;
+};
+
 struct SavedModel {
   Config config;
   std::shared_ptr<GPTModel> model;
@@ -26,9 +34,12 @@ struct SavedModel {
 /// `folder`, or the newest in it, even while a run saves there and removes others. The model has
 /// its adapters, if there are any, and is in fp32, or in fp64 if it was trained in fp64. Its
 /// experts have no capacity, for which all tokens of a batch would compete: what a sequence gets
-/// depends on no other and on no padding. FileError: no complete checkpoint, a file that is missing
-/// or damaged, a tensor that is missing, left over, of another shape or not finite.
-SavedModel load_model(const std::string& folder, c10::Device device);
+/// depends on no other and on no padding. Where the logits of a batch exceed `limit`,
+/// model.cross_entropy_chunk_size becomes no larger than it allows. FileError: no complete
+/// checkpoint, a file that is missing or damaged, a tensor that is missing, left over, of another
+/// shape or not finite.
+SavedModel load_model(const std::string& folder, c10::Device device,
+                      const std::optional<LogitsLimit>& limit = {});
 
 /// The part of the model that this rank has if the model is cut as `parallel` says, in one piece
 /// per stage. Collective over all ranks; their sizes must be those of `parallel`. Rank 0 decides

@@ -25,24 +25,27 @@ Json parse_json(std::string_view text, const std::string& path) {
   }
 }
 
-std::optional<uint32_t> end_of_documents(const TokenNames& tokens, const std::string& path,
-                                         const std::optional<std::string>& config,
-                                         const std::string& config_path) {
-  if (config) {
-    const Json json = parse_json(*config, config_path);
-    const JsonField end = JsonField(json, config_path)["eos_token"];
-    if (!end.is_null()) {
-      const std::string name = end.json().is_object() ? end["content"].text() : end.text();
-      const auto found = tokens.ids.find(name);
-      if (found == tokens.ids.end()) end.refuse(fmt::format("a token of '{}'", path));
-      return found->second;
-    }
+std::optional<uint32_t> id_of(std::string_view name, const TokenNames& tokens) {
+  const auto found = tokens.ids.find(name);
+  return found == tokens.ids.end() ? std::nullopt : std::optional(found->second);
+}
+
+/// The id of a key of tokenizer_config.json, whose value is a token or an object with one.
+std::optional<uint32_t> id_of(const JsonField& token, const TokenNames& tokens) {
+  return id_of(token.json().is_object() ? token["content"].text() : token.text(), tokens);
+}
+
+void read_ends(const TokenNames& tokens, const std::optional<std::string>& config,
+               const std::string& config_path, HuggingFaceTokenizerFile& file) {
+  const Json json = config ? parse_json(*config, config_path) : Json::object();
+  const JsonField root(json, config_path), begin = root["bos_token"], end = root["eos_token"];
+  if (!begin.is_null()) file.begin_of_text = id_of(begin, tokens);
+  if (!end.is_null()) {
+    file.end_of_document = id_of(end, tokens);
+    if (!file.end_of_document) end.refuse(fmt::format("a token of '{}'", file.path));
   }
-  for (const std::string_view name : kKnownEnds) {
-    const auto found = tokens.ids.find(name);
-    if (found != tokens.ids.end()) return found->second;
-  }
-  return std::nullopt;
+  for (const std::string_view name : kKnownEnds)
+    if (!file.end_of_document) file.end_of_document = id_of(name, tokens);
 }
 
 }  // namespace
@@ -63,7 +66,7 @@ HuggingFaceTokenizerFile parse_hugging_face_tokenizer(std::string_view text,
   file.bytes = read_decoder(root["decoder"], tokens);
   file.vocabulary_size = static_cast<int64_t>(tokens.names.size());
   require<FileError>(file.vocabulary_size > 0, "'{}': found no token", path);
-  file.end_of_document = end_of_documents(tokens, path, config, config_path);
+  read_ends(tokens, config, config_path, file);
   return file;
 }
 

@@ -38,6 +38,7 @@ struct HuggingFaceTokenizerFile {
   std::string path;
   int64_t vocabulary_size = 0;  ///< the largest id + 1
   std::optional<uint32_t> end_of_document;
+  std::optional<uint32_t> begin_of_text;
   AddedTokenFinder tokens_in_text;  ///< found before the text is normalized
   AddedTokenFinder tokens_in_normalized;
   std::vector<NormalizerStep> normalizer;  ///< for what is between the tokens in the text
@@ -52,6 +53,7 @@ struct HuggingFaceTokenizerFile {
 /// Reads a tokenizer.json, `text`, and, if it exists, the tokenizer_config.json next to it, whose
 /// eos_token ends documents; otherwise documents end with the first of <|endoftext|>, </s>,
 /// <|end_of_text|>, <|end▁of▁sentence|> (with the wide bars of DeepSeek) and <eos> that is a token.
+/// Its bos_token, if that is a token, begins texts.
 ///
 /// Allowed are the model BPE without dropout and without word prefixes and suffixes; the
 /// normalizers NFC, Replace of a string, Prepend and their Sequence; the pre-tokenizers ByteLevel,

@@ -167,6 +167,10 @@ int64_t HuggingFaceTokenizer::end_of_document() const {
   return *file_->end_of_document;
 }
 
+int64_t HuggingFaceTokenizer::begin_of_text() const {
+  return file_->begin_of_text ? *file_->begin_of_text : end_of_document();
+}
+
 size_t HuggingFaceTokenizer::encode_front(std::string_view text, bool last,
                                           std::vector<int64_t>& ids) {
   const FrontEncoder::Reached reached =

@@ -30,6 +30,7 @@ class HuggingFaceTokenizer : public Tokenizer {
 
   int64_t vocabulary_size() const override { return file_->vocabulary_size; }
   int64_t end_of_document() const override;
+  int64_t begin_of_text() const override;
   size_t encode_front(std::string_view text, bool last, std::vector<int64_t>& ids) override;
   std::string decode(const std::vector<int64_t>& ids) const override;
   std::string decode_more(const std::vector<int64_t>& ids) const override;

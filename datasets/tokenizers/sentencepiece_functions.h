@@ -13,7 +13,8 @@ struct SentencepieceFunctions {
   void* (*open)(const char* bytes, size_t size);
   void (*close)(void* model);
   int64_t (*vocabulary_size)(void* model);
-  int64_t (*end_of_sentence)(void* model);  ///< -1 if there is none
+  int64_t (*end_of_sentence)(void* model);    ///< -1 if there is none
+  int64_t (*begin_of_sentence)(void* model);  ///< -1 if there is none
   /// Passes the ids to `append`. False if the library fails.
   bool (*encode)(void* model, const char* text, size_t size, void* sink,
                  void (*append)(void* sink, int64_t id));

@@ -28,6 +28,8 @@ int64_t vocabulary_size(void* model) { return processor(model).GetPieceSize(); }
 
 int64_t end_of_sentence(void* model) { return processor(model).eos_id(); }
 
+int64_t begin_of_sentence(void* model) { return processor(model).bos_id(); }
+
 bool encode(void* model, const char* text, size_t size, void* sink,
             void (*append)(void*, int64_t)) {
   std::vector<int> ids;
@@ -65,8 +67,9 @@ bool decode_inside(void* model, int64_t id, void* sink,
   return true;
 }
 
-constexpr SentencepieceFunctions kFunctions = {open,   close,  vocabulary_size, end_of_sentence,
-                                               encode, decode, decode_inside};
+constexpr SentencepieceFunctions kFunctions = {
+    open,   close,  vocabulary_size, end_of_sentence, begin_of_sentence,
+    encode, decode, decode_inside};
 
 }  // namespace
 }  // namespace lockstep

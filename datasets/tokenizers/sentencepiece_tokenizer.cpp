@@ -86,6 +86,11 @@ int64_t SentencepieceTokenizer::end_of_document() const {
   return id;
 }
 
+int64_t SentencepieceTokenizer::begin_of_text() const {
+  const int64_t id = functions_.begin_of_sentence(model_.get());
+  return id >= 0 ? id : end_of_document();
+}
+
 size_t SentencepieceTokenizer::encode_front(std::string_view text, bool last,
                                             std::vector<int64_t>& ids) {
   if (!last) return 0;

@@ -27,6 +27,8 @@ class SentencepieceTokenizer : public Tokenizer {
   int64_t vocabulary_size() const override;
   /// The model's end of a sentence.
   int64_t end_of_document() const override;
+  /// The model's beginning of a sentence; if it has none, the end.
+  int64_t begin_of_text() const override;
   size_t encode_front(std::string_view text, bool last, std::vector<int64_t>& ids) override;
   std::string decode(const std::vector<int64_t>& ids) const override;
   /// Piece by piece, without the model's denormalizer, which few have.

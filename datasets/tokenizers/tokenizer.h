@@ -20,6 +20,10 @@ class Tokenizer {
   /// The id that ends a document. FileError if the vocabulary has none.
   virtual int64_t end_of_document() const = 0;
 
+  /// The id before the first token of a text that nothing comes before: the one that begins texts,
+  /// if the vocabulary names one, otherwise end_of_document().
+  virtual int64_t begin_of_text() const { return end_of_document(); }
+
   /// Appends the ids of a front part of `text` to `ids` and returns how many bytes they cover: all
   /// of it if nothing follows (`last`), otherwise as much as does not depend on what follows. For a
   /// long text, call it repeatedly, each time starting with what the previous call left over;

@@ -89,6 +89,14 @@ TEST(HuggingFaceConfig, TellsWhichFieldFitsNoFamily) {
   for (const std::string other : {"window_size: 4", "qk_layernorm: true", "num_experts: 4"})
     EXPECT_TRUE(refuses("add_bias_linear: true " + other, "model.add_bias_linear: found true"));
   EXPECT_TRUE(refuses("activation: \"gelu\"", "model.activation: found gelu"));
+  const std::string odd = "hidden_size: 48 num_attention_heads: 5 kv_channels: ";
+  EXPECT_EQ(hugging_face_family(model(odd + "16")), HuggingFaceFamily::mistral);
+  EXPECT_TRUE(refuses(odd + "16 add_bias_linear: true",
+                      "model.add_bias_linear: found true, which needs a Llama model, whose "
+                      "model.hidden_size (48) is a multiple of model.num_attention_heads (5)"));
+  EXPECT_TRUE(refuses(odd + "9 position_embedding_type: \"learned_absolute\" activation: \"gelu\" "
+                            "normalization: \"LayerNorm\" add_bias_linear: true",
+                      "model.hidden_size: found 48, allowed in a GPT-2 model: 45"));
   EXPECT_TRUE(refuses("position_embedding_type: \"none\"", "allowed: learned_absolute"));
   EXPECT_TRUE(refuses("position_embedding_type: \"learned_absolute\"", "found RMSNorm"));
 }

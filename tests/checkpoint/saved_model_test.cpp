@@ -15,6 +15,7 @@
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/error.h"
+#include "lockstep/tests/support/memory_counter.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -179,6 +180,38 @@ TEST(SavedModel, ItsExpertsTakeAllTokensWhateverTheirCapacity) {
     EXPECT_TRUE(
         at::allclose(together[row], saved.model->forward(tokens.narrow(0, row, 1))[0], 1e-4, 1e-4))
         << row;
+}
+
+TEST(SavedModel, ItsLossesHoldFewLogitsAtATime) {
+  const TemporaryFolder folder;
+  Config config = small_config();
+  config.model.vocab_size = 5000;
+  const at::Tensor tokens = at::arange(512).view({64, 8});
+  const int64_t all = tokens.numel() * config.model.vocab_size * int64_t{sizeof(float)};
+  const at::NoGradGuard no_grad;
+  const auto chunk_of = [&](const std::optional<int64_t>& saved, int64_t most_logits) {
+    config.model.cross_entropy_chunk_size = saved;
+    save_model(folder.path(), 1, config, GPTModel(config.model, {.seed = 3}));
+    const LogitsLimit limit = {most_logits, tokens.numel()};
+    return load_model(folder.path(), c10::kCPU, limit).config.model.cross_entropy_chunk_size;
+  };
+  EXPECT_EQ(chunk_of(5, 40000), 5);
+  EXPECT_EQ(chunk_of(100, 40000), 8);
+  EXPECT_EQ(chunk_of({}, 10), 1);
+  EXPECT_EQ(chunk_of({}, tokens.numel() * config.model.vocab_size), std::nullopt);
+  EXPECT_EQ(chunk_of({}, 40000), 8);
+  const LogitsLimit few_tokens = {40000, 4};  // fewer than in a sequence
+  EXPECT_EQ(load_model(folder.path(), c10::kCPU, few_tokens).config.model.cross_entropy_chunk_size,
+            8);
+  const SavedModel whole = load_model(folder.path(), c10::kCPU);
+  const SavedModel saved = load_model(folder.path(), c10::kCPU, LogitsLimit{40000, 512});
+  EXPECT_FALSE(whole.config.model.cross_entropy_chunk_size.has_value());
+  const at::Tensor expected = whole.model->forward(tokens, tokens);
+  const testing::MemoryCounter memory;
+  EXPECT_TRUE(at::allclose(saved.model->forward(tokens, tokens), expected, 1e-6, 1e-6));
+  EXPECT_LT(memory.peak(), all / 10);
+  whole.model->forward(tokens, tokens);
+  EXPECT_GT(memory.peak(), all);
 }
 
 TEST(SavedModel, OfTensorParallelRanksThatShareSavedActivationsIsLoadedInOneProcess) {

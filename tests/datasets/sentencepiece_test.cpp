@@ -50,6 +50,7 @@ TEST_F(SentencepieceTest, EncodesAndDecodes) {
   EXPECT_GT(size, 40);
   EXPECT_LE(size, 90);
   EXPECT_EQ(tokenizer->end_of_document(), 2);
+  EXPECT_EQ(tokenizer->begin_of_text(), 1);
   const std::string text = "The lazy fox jumps over number 123.";
   const auto ids = tokenizer->encode(text);
   EXPECT_LT(ids.size(), text.size());

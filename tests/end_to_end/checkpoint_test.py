@@ -9,7 +9,8 @@ import signal
 import subprocess
 import unittest
 
-from support import LOCKSTEP, EndToEnd, Ranks, clean_environment, end, launch, metrics, run
+from support import (LOCKSTEP, EndToEnd, Ranks, clean_environment, end, launch, memory_limit,
+                     metrics, run)
 
 
 def losses(folder):
@@ -251,6 +252,21 @@ class Checkpoints(EndToEnd):
         for path in (self.folder / "gone", self.folder):
             result = run(LOCKSTEP, "evaluate", output / "checkpoint", "--input", path)
             self.assert_failed(result, 1, f"--input: '{path}' cannot be read")
+
+    def test_evaluate_holds_few_logits_of_a_large_vocabulary_at_a_time(self):
+        # All logits of the 16,384 tokens that go through the model together take 10 GB.
+        output, _ = self.train("out", "model.vocab_size=151936", "model.hidden_size=8",
+                               "model.ffn_hidden_size=8", "train.train_iters=1",
+                               "train.eval_iters=0")
+        limit = memory_limit(3 * 2**30)
+        result = subprocess.run(
+            [LOCKSTEP, "evaluate", output / "checkpoint", "--input", self.folder / "text",
+             "--json"], capture_output=True, env=clean_environment(), check=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        found = json.loads(result.stdout)
+        self.assertGreater(found["tokens"], 16384)
+        self.assertAlmostEqual(found["loss"], math.log(151936), delta=0.5)
 
     def test_evaluate_says_that_it_ignores_documents(self):
         for number, fields in enumerate(((), ("data.eod_mask_loss",),

@@ -42,6 +42,10 @@ FAMILIES = {
     "llama-linear": ("llama", SMALL | {"rope_parameters": {
         "rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}}, "rope_scaling_factor: 3"),
     "mistral": ("mistral", SMALL | {"sliding_window": 7, "head_dim": 12}, "window_size: 7"),
+    # LlamaConfig refuses a width that the number of heads does not divide.
+    "mistral-width": ("mistral", SMALL | {
+        "sliding_window": None, "hidden_size": 36, "num_attention_heads": 5,
+        "num_key_value_heads": 5, "head_dim": 8}, "hidden_size: 36"),
     "qwen2": ("qwen2", SMALL | {"tie_word_embeddings": True}, "add_qkv_bias: true"),
     "qwen2-sliding": ("qwen2", SMALL | SLIDING, "window_size: 5"),
     "qwen3": ("qwen3", SMALL | {"head_dim": 16}, "qk_layernorm: true"),

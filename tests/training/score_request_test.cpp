@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/core/error.h"
+#include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
@@ -91,8 +92,8 @@ TEST(ScoreTokens, OfAnEmptyContinuationAreNone) {
 TEST(ScoreTokens, RefuseWhatCannotBeScored) {
   EXPECT_TRUE(throws_with<ConfigError>(
       [] { encode("", "a", 4, 256); },
-      "token id: found 256, the end of a document, in the place of an empty context, allowed: less "
-      "than 256 (model.vocab_size)"));
+      "token id: found 256, in the place of an empty context, allowed: less than 256 "
+      "(model.vocab_size)"));
   EXPECT_TRUE(throws_with<ConfigError>([] { encode("a", "\xff", 4, 200); }, "found 255, allowed"));
 }
 
@@ -110,6 +111,25 @@ class MergingTokenizer : public ByteTokenizer {
     return text.size();
   }
 };
+
+/// lm-evaluation-harness takes the tokenizer's bos_token before its eos_token.
+TEST(ScoreTokens, BeginWithTheTokenThatBeginsTexts) {
+  const testing::TemporaryFolder folder;
+  folder.write(
+      "tokenizer.json",
+      R"({"model": {"type": "BPE", "merges": [], "vocab": {"a": 0, "<s>": 1, "</s>": 2}}})");
+  const auto first_id = [&](const std::string& config) {
+    folder.write("tokenizer_config.json", config);
+    const auto tokenizer =
+        make_tokenizer("hf:" + (folder.path() / "tokenizer.json").string(), "it");
+    return encode_score_request({"", "", "a"}, *tokenizer, 16, 3).ids.front();
+  };
+  EXPECT_EQ(first_id("{}"), 2);
+  EXPECT_EQ(first_id(R"({"bos_token": null, "eos_token": "</s>"})"), 2);
+  EXPECT_EQ(first_id(R"({"bos_token": "<s>", "eos_token": "</s>"})"), 1);
+  EXPECT_EQ(first_id(R"({"bos_token": {"content": "<s>"}})"), 1);
+  EXPECT_EQ(first_id(R"({"bos_token": "not a token"})"), 2);
+}
 
 TEST(ScoreTokens, OfBothTextsAreEncodedTogether) {
   MergingTokenizer tokenizer;
