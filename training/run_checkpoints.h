@@ -67,7 +67,8 @@ class RunCheckpoints {
   /// not to one of which it took only the weights. Returns its path; empty if there is none. Waits
   /// for a save in progress; if that fails, the one before counts. To learn of the failure, call
   /// finish() first. Collective. FileError as for load(). Copies in memory are of the state that
-  /// the run abandons, so they are dropped.
+  /// the run abandons, so they are dropped, also those of ranks that take no part now and look at
+  /// `folder` later.
   std::string go_back(Trainer& trainer);
 
   /// Whether an interval asks for a save or a copy after that iteration.
@@ -144,6 +145,11 @@ class RunCheckpoints {
   std::shared_ptr<CopyLoader> look_for_copy(const std::string& on_disk);
   std::string read_copy(CopyLoader& loader, Trainer& trainer) const;
   void note_copy(const std::string& problem);
+  /// What first_copy_that_counts() finds on rank 0; if that fails, a copy that is yet to be made.
+  CopyId first_that_counts();
+  /// Drops the copies, and records that for ranks that take no part now. Ignores errors of the
+  /// record; the copies of ranks that wait may then come back.
+  void abandon_copies();
   void begin_copies();
   void copy(Trainer& trainer);
   bool save_is_due(int64_t iteration) const;

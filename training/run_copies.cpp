@@ -1,4 +1,5 @@
 #include "lockstep/checkpoint/copy_loader.h"
+#include "lockstep/checkpoint/rewind_record.h"
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/training/run_checkpoints.h"
@@ -44,10 +45,30 @@ std::string RunCheckpoints::read_copy(CopyLoader& loader, Trainer& trainer) cons
 
 void RunCheckpoints::note_copy(const std::string& problem) { add_note(problem + kNotFromMemory); }
 
+CopyId RunCheckpoints::first_that_counts() {
+  if (state_.rank() != 0 || folder_.empty()) return {};
+  try {
+    return first_copy_that_counts(folder_, start_.job_id);
+  } catch (const FileError& error) {
+    note_copy(error.what());
+    return {start_.restarts, 0};
+  }
+}
+
+void RunCheckpoints::abandon_copies() {
+  if (!copies_) return;
+  copies_->clear();
+  if (state_.rank() != 0 || folder_.empty()) return;
+  try {
+    record_rewind(folder_, start_.job_id, copier_ ? copier_->next() : CopyId{start_.restarts, 0});
+  } catch (const FileError&) {
+  }
+}
+
 std::shared_ptr<CopyLoader> RunCheckpoints::look_for_copy(const std::string& on_disk) {
   const bool reads = state_.rank() == 0 && !on_disk.empty();
   const int64_t least = reads ? CheckpointReader(on_disk).manifest().iteration : 0;
-  auto loader = std::make_shared<CopyLoader>(state_, *copies_, least);
+  auto loader = std::make_shared<CopyLoader>(state_, *copies_, least, first_that_counts());
   if (loader->id()) return loader;
   if (!loader->no_copy_reason().empty()) note_copy(loader->no_copy_reason());
   copies_->clear();

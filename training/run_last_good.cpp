@@ -140,11 +140,11 @@ std::string RunCheckpoints::place_to_go_back_to(int64_t iteration) const {
 
 std::string RunCheckpoints::go_back(Trainer& trainer) {
   finish();
-  if (copies_) copies_->clear();
   const std::string mine = state_.rank() == 0 ? place_to_go_back_to(trainer.iteration()) : "";
   const std::string path =
       all_gather_texts(state_.world(), mine, "checkpoint to go back to").front();
   if (path.empty()) return "";
+  abandon_copies();
   const bool resumed = loaded_whole_;
   require<FileError>(load_from(path, trainer, /*finetune=*/false),
                      "train.on_spike: the run cannot rewind to '{}', which was removed", path);

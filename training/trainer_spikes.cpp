@@ -15,7 +15,8 @@ Optimizer::StepLimits Trainer::step_limits(const at::Tensor& over_ranks) const {
 
 void Trainer::note_spike(const IterationMetrics& metrics) {
   if (!looks_for_spikes()) return;
-  if (!metrics.skipped && metrics.num_loss_tokens != 0)
+  const bool finite = std::isfinite(metrics.lm_loss) && std::isfinite(metrics.grad_norm);
+  if (!metrics.skipped && metrics.num_loss_tokens != 0 && finite)
     spikes_.accept(metrics.lm_loss, metrics.grad_norm);
   goes_back_ = metrics.spike != Spike::none && config_.train.on_spike == OnSpike::rewind;
 }

@@ -35,6 +35,13 @@ bool is_folder(const std::string& path) {
   }
 }
 
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> words;
+  for (std::string word; stream >> word;) words.push_back(word);
+  return words;
+}
+
 /// The words in `latest`, whether or not they name steps.
 std::vector<std::string> words_of_latest(const fs::path& folder) {
   const fs::path latest = folder / kLatest;
@@ -44,16 +51,30 @@ std::vector<std::string> words_of_latest(const fs::path& folder) {
                      "'{}': found no regular file, allowed: the list of steps that a run writes, "
                      "or nothing (then the highest step is the newest)",
                      latest.string());
-  std::istringstream text(read_file(latest, kLongestLatest));
-  std::vector<std::string> words;
-  for (std::string word; text >> word;) words.push_back(word);
-  return words;
+  return words_of(read_file(latest, kLongestLatest));
 }
 
-std::vector<std::string> listed_steps(const fs::path& folder) {
-  std::vector<std::string> names = words_of_latest(folder);
+std::vector<std::string> steps_among(std::vector<std::string> names) {
   std::erase_if(names, [](const std::string& name) { return !step_number(name); });
   return names;
+}
+
+fs::path next_latest(const fs::path& folder) { return folder / (kLatest + std::string(kPartial)); }
+
+/// The list with which a save was interrupted between completing its checkpoint and replacing
+/// `latest`. Empty if there is none that can be read.
+std::vector<std::string> steps_left_unlisted(const fs::path& folder,
+                                             const std::vector<std::string>& listed) try {
+  const fs::path path = next_latest(folder);
+  if (kind_of_file(path, /*follow_links=*/false) != FileKind::regular) return {};
+  const std::string text = read_file(path, kLongestLatest);
+  std::vector<std::string> steps = steps_among(words_of(text));
+  const bool replaces = !steps.empty() && text.ends_with('\n') &&
+                        std::find(listed.begin(), listed.end(), steps.front()) == listed.end() &&
+                        place_of_step(folder, steps.front());
+  return replaces ? steps : std::vector<std::string>();
+} catch (const FileError&) {
+  return {};
 }
 
 /// The checkpoint may be one that was set aside.
@@ -99,10 +120,9 @@ std::vector<std::string> sorted_names(const std::string& folder) {
   return names;
 }
 
-/// The complete checkpoints among the steps that `latest` and the folder's `entries` name.
-std::vector<std::string> complete_among(const std::string& folder,
+/// The complete checkpoints among the steps in the list `names` and in the folder's `entries`.
+std::vector<std::string> complete_among(const std::string& folder, std::vector<std::string> names,
                                         const std::vector<std::string>& entries) {
-  std::vector<std::string> names = listed_steps(folder);
   std::vector<std::pair<int64_t, std::string>> others;
   for (std::string name : entries) {
     if (name.ends_with(kAside)) name.resize(name.size() - kAside.size());
@@ -130,7 +150,8 @@ std::string step_name(int64_t iteration) { return fmt::format("{}{}", kStep, ite
 std::vector<std::string> complete_checkpoints(const std::string& folder) {
   if (!is_folder(folder)) return {};
   for (std::vector<std::string> entries = sorted_names(folder);;) {
-    std::vector<std::string> found = complete_among(folder, entries);
+    std::vector<std::string> found =
+        complete_among(folder, steps_among(words_of_latest(folder)), entries);
     if (!found.empty()) return found;
     // A run may have removed all of these after it saved others.
     std::vector<std::string> now = sorted_names(folder);
@@ -209,16 +230,18 @@ std::string PartialCheckpoint::begin() const {
 
 void PartialCheckpoint::complete(std::string_view manifest) const {
   const fs::path folder = folder_, latest = folder / kLatest;
-  const fs::path next_latest = latest.string() + std::string(kPartial);
+  const fs::path next = next_latest(folder);
   write_file(file(kManifestName), {manifest});
   sync_folder(partial_);
+  std::vector<std::string> listed = steps_among(words_of_latest(folder));
+  if (auto steps = steps_left_unlisted(folder, listed); !steps.empty()) listed = std::move(steps);
   std::string names = name_ + "\n";
-  for (const std::string& path : complete_checkpoints(folder_))
+  for (const std::string& path : complete_among(folder_, listed, sorted_names(folder_)))
     if (path != final_) names += fs::path(path).filename().string() + "\n";
-  write_file(next_latest, {names});
+  write_file(next, {names});
   put_in_place(partial_, final_);
   sync_folder(folder);
-  fs::rename(next_latest, latest);
+  fs::rename(next, latest);
   sync_folder(folder);
   sync_folder(fs::absolute(folder).parent_path());
 }

@@ -15,18 +15,20 @@
 ///     step_500.old.partial/     one that another is about to replace; see below
 ///     step_0.companions.partial/  files beside step_0/ that an import replaces together with it
 ///     lock                      of the run that saves there; see folder_lock.h
+///     rewound                   which copies in memory count; see rewind_record.h
 ///     latest                    names of the steps in the order of their saving, the newest first
 ///
 /// A checkpoint is written into step_N.partial/, each file followed by fsync, the manifest last;
 /// then the folder is renamed, atomically even if step_N/ already existed, and `latest` is
-/// replaced. So at any moment the newest complete checkpoint is the old or the new one, whole. On a
-/// file system that cannot exchange two folders (NFS) it takes two steps: step_N/ becomes
+/// replaced. So at any moment the newest complete checkpoint is the old or the new one, whole. If
+/// the run ends before `latest` is replaced, the next save goes on from the list in latest.partial.
+/// On a file system that cannot exchange two folders (NFS) it takes two steps: step_N/ becomes
 /// step_N.old.partial/, then step_N.partial/ becomes step_N/. Between the two, and after a run that
 /// ended there, the checkpoint is found in step_N.old.partial/; the next save or start restores its
 /// name.
 ///
-/// Anything that ends in .partial is removed by the next save, and at the start of the next run
-/// that may save there; the files of an import that did not get to replace its checkpoint are put
+/// Any step_*.partial is removed by the next save, and at the start of the next run that may save
+/// there; the files of an import that did not get to replace its checkpoint are put
 /// back before. A folder step_N/ without a manifest is left alone: it is not known whether a run or
 /// a person created it, or whether its manifest was lost. No save that is interrupted leaves one; a
 /// save of that step fails as long as it is there. Needs no libtorch.

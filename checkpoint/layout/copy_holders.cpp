@@ -45,12 +45,12 @@ struct Gathered {
   std::vector<std::vector<int64_t>> holders;
 };
 
-std::map<CopyId, Gathered> gather(const std::vector<std::vector<HeldCopy>>& of_ranks,
-                                  int64_t least) {
+std::map<CopyId, Gathered> gather(const std::vector<std::vector<HeldCopy>>& of_ranks, int64_t least,
+                                  const CopyId& first) {
   std::map<CopyId, Gathered> copies;
   for (size_t rank = 0; rank < of_ranks.size(); ++rank)
     for (const HeldCopy& held : of_ranks[rank]) {
-      if (held.iteration < least) continue;
+      if (held.iteration < least || held.id < first) continue;
       Gathered& copy = copies[held.id];
       copy.iteration = held.iteration;
       copy.holders.resize(static_cast<size_t>(held.world_size));
@@ -104,8 +104,9 @@ std::vector<HeldCopy> parse_held_copies(const std::string& text) {
   return copies;
 }
 
-CopyChoice choose_copy(const std::vector<std::vector<HeldCopy>>& of_ranks, int64_t least) {
-  const std::map<CopyId, Gathered> copies = gather(of_ranks, least);
+CopyChoice choose_copy(const std::vector<std::vector<HeldCopy>>& of_ranks, int64_t least,
+                       const CopyId& first) {
+  const std::map<CopyId, Gathered> copies = gather(of_ranks, least, first);
   CopyChoice choice;
   for (const auto& [id, copy] : copies) {
     const auto missing = std::find_if(copy.holders.begin(), copy.holders.end(),

@@ -53,8 +53,10 @@ struct CopyChoice {
   std::optional<LostPart> lost;
 };
 
-/// Chooses among what the ranks have. Copies of iterations before `least` do not count.
-CopyChoice choose_copy(const std::vector<std::vector<HeldCopy>>& of_ranks, int64_t least);
+/// Chooses among what the ranks have. Copies of iterations before `least` do not count, nor do
+/// those made before `first`.
+CopyChoice choose_copy(const std::vector<std::vector<HeldCopy>>& of_ranks, int64_t least,
+                       const CopyId& first = {});
 
 /// Which `count` of the ranks continue if the others become spares, ascending: the first ones that
 /// together have the newest whole copy. It leaves out one rank after the other, so with several

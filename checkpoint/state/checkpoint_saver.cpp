@@ -78,19 +78,31 @@ struct CheckpointSaver::Job {
   std::promise<void> ended = {};
   std::future<std::string> outcome = {};  ///< kDone, or kNoted, kDiverged or kFailed and why
 
+  /// If no thread can be started for it, the job has failed.
   void start() {
-    outcome = std::async(std::launch::async, [this]() -> std::string {
-      for (const Copy& copy : copies) std::memcpy(copy.to, copy.from, copy.bytes);
+    try {
+      outcome = std::async(std::launch::async, [this] {
+        for (const Copy& copy : copies) std::memcpy(copy.to, copy.from, copy.bytes);
+        copied.set_value();
+        return ended_as(status_of_run());
+      });
+    } catch (const std::exception& error) {
       copied.set_value();
-      const std::string status = status_of_run();
-      failed = status.starts_with(kFailed) || status.starts_with(kDiverged);
-      ended.set_value();
-      return status;
-    });
+      std::promise<std::string> told;
+      told.set_value(ended_as(
+          fmt::format("{}the thread that writes cannot be started: {}", kFailed, error.what())));
+      outcome = told.get_future();
+    }
   }
   bool is_busy() const { return outcome.wait_for(milliseconds(0)) != std::future_status::ready; }
 
  private:
+  std::string ended_as(std::string status) {
+    failed = status.starts_with(kFailed) || status.starts_with(kDiverged);
+    ended.set_value();
+    return status;
+  }
+
   std::string status_of_run() {
     try {
       const std::string problem = run();

@@ -76,16 +76,18 @@ struct CopyLoader::Told {
 };
 
 CopyLoader::CopyLoader(const ParallelState& state, const StateCopies& copies, int64_t least,
-                       int64_t exchange_bytes)
+                       CopyId first, int64_t exchange_bytes)
     : state_(state), exchange_bytes_(exchange_bytes) {
   std::vector<std::vector<HeldCopy>> of_ranks;
-  const std::string mine = fmt::format("{}\n{}", least, format_held_copies(copies.held()));
+  const std::string mine = fmt::format("{} {} {}\n{}", least, first.round, first.number,
+                                       format_held_copies(copies.held()));
   for (const std::string& text : all_gather_texts(state.world(), mine, "copies in memory")) {
     const size_t end = text.find('\n');
-    if (of_ranks.empty()) least = std::stoll(text.substr(0, end));
+    if (of_ranks.empty())
+      std::istringstream(text.substr(0, end)) >> least >> first.round >> first.number;
     of_ranks.push_back(parse_held_copies(text.substr(end + 1)));
   }
-  choice_ = choose_copy(of_ranks, least);
+  choice_ = choose_copy(of_ranks, least, first);
   holds_any_ = std::any_of(of_ranks.begin(), of_ranks.end(),
                            [](const std::vector<HeldCopy>& held) { return !held.empty(); });
   if (choice_.id) open(copies.find(*choice_.id));

@@ -25,10 +25,10 @@ class CopyLoader {
   static constexpr int64_t kBytesOfExchange = int64_t{16} << 20;
 
   /// Agrees on the copy. Collective over the world: several all_gather_texts(). Copies of
-  /// iterations before `least` do not count; rank 0's value of `least` decides. `exchange_bytes`:
-  /// the most that a rank gives or takes in one exchange; whole blocks.
+  /// iterations before `least` do not count, nor do those made before `first`; rank 0's values
+  /// decide. `exchange_bytes`: the most that a rank gives or takes in one exchange; whole blocks.
   CopyLoader(const ParallelState& state, const StateCopies& copies, int64_t least,
-             int64_t exchange_bytes = kBytesOfExchange);
+             CopyId first = {}, int64_t exchange_bytes = kBytesOfExchange);
   ~CopyLoader();
   CopyLoader(const CopyLoader&) = delete;
   CopyLoader& operator=(const CopyLoader&) = delete;

@@ -146,7 +146,8 @@ void StateCopier::fill(const CopiedPart& own, const std::vector<StateTensor>& te
 void StateCopier::copy(const std::vector<StateTensor>& tensors, const TrainingProgress& progress,
                        const Config& config) {
   if (!plan_) make_plan(tensors, config);
-  StateCopy& copy = into_.begin({round_, number_++});
+  StateCopy& copy = into_.begin(next());
+  ++number_;
   prepare(copy);
   copy.whole = manifest_of(progress, config, state_, /*job_id=*/"");
   CopiedPart& own = copy.parts.at(state_.rank());

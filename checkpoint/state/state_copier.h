@@ -36,6 +36,9 @@ class StateCopier {
   void copy(const std::vector<StateTensor>& tensors, const TrainingProgress& progress,
             const Config& config);
 
+  /// The copy that copy() makes next.
+  CopyId next() const { return {round_, number_}; }
+
  private:
   struct Plan;
 

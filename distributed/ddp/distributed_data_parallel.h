@@ -155,7 +155,8 @@ class DistributedDataParallel {
 
   /// Waits until all gradients are reduced, and starts reductions that have not been started.
   /// Throws if a parameter lacks its gradient of the last micro-batch, or if a gradient was
-  /// replaced.
+  /// replaced, or if a parameter is frozen now that was trained when it was wrapped, or the other
+  /// way round.
   void finish_grad_sync();
 
   /// Multiplies all gradients; after the reduction with the distributed optimizer, those that this

@@ -68,9 +68,9 @@ struct GradientSynchronizerOptions {
 /// Misuse throws UsageError with names and counts, and the ranks that would wait for this one are
 /// notified. Misuse means: one backward too many, a gradient that was replaced after the last
 /// backward, a parameter without a gradient while others have all of theirs, a parameter that was
-/// frozen in bind() and requires a gradient now, or a missing, superfluous or negative num_tokens.
-/// A wait() before any parameter has all of its gradients also throws, but the step can continue:
-/// the missing backwards may still run.
+/// frozen in bind() and requires a gradient now, or the other way round (unless it is local), or a
+/// missing, superfluous or negative num_tokens. A wait() before any parameter has all of its
+/// gradients also throws, but the step can continue: the missing backwards may still run.
 ///
 /// Between two micro-batches a gradient belongs to the caller, as in plain autograd: the next
 /// backward adds to the current param.grad(), even if that is another tensor, whose value is then

@@ -8,6 +8,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/gradient_capture.h"
 #include "lockstep/distributed/owned_grads.h"
+#include "lockstep/distributed/parameter_check.h"
 
 namespace lockstep {
 
@@ -106,6 +107,7 @@ void GradSync::start() {
 void GradSync::finish() {
   guarded([&] {
     refuse_offloaded(state_.calls().finish);
+    for (const auto& buffer : bucketing_.buffers) refuse_frozen(*buffer);
     const auto rest = state_.finish();
     if (bucketing_.lends_grads()) refuse_replaced();  // before they are freed
     launch(rest);

@@ -40,6 +40,7 @@ class GradSync final : private GradientObserver {
   /// Launches the rest of the buckets.
   void start();
   /// Launches what is left, and returns when all gradients are reduced and where they should be.
+  /// Throws what refuse_frozen() does.
   void finish();
   /// Notes that every parameter received a gradient, in place, that no hook reported.
   void note_backward();

@@ -253,6 +253,15 @@ void refuse_unfrozen(const std::vector<NamedParameter>& frozen) {
                         param.name);
 }
 
+void refuse_frozen(const ParamAndGradBuffer& buffer) {
+  for (const NamedParameter& param : buffer.params())
+    require<UsageError>(param.tensor.requires_grad(),
+                        "parameter '{}' requires no gradient, but was trained when it was wrapped, "
+                        "so a gradient of zeros would update it; freeze before wrapping, or wrap "
+                        "again",
+                        param.name);
+}
+
 bool is_same_on_all_ranks(uint64_t number, const ProcessGroup& group, const std::string& label) {
   at::Tensor numbers = at::empty({group.size()}, at::kLong);
   const at::Tensor own = at::full({1}, static_cast<int64_t>(number), at::kLong);

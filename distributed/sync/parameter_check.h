@@ -40,6 +40,10 @@ void refuse_other_devices(const std::vector<NamedParameter>& parameters, const P
 /// that requires a gradient now.
 void refuse_unfrozen(const std::vector<NamedParameter>& frozen);
 
+/// UsageError naming the first parameter of `buffer` that requires no gradient now. Its place in
+/// the buffer would count as a gradient of zeros, with which an optimizer still changes it.
+void refuse_frozen(const ParamAndGradBuffer& buffer);
+
 /// Compares the parameters of all ranks of `group`: names, order, shapes, dtypes, types of device,
 /// descriptions and whether they require a gradient; `settings`; and of registered `buffers` names,
 /// order, shapes, dtypes and types of device. Every rank throws the same CommunicationError, with

@@ -260,6 +260,40 @@ TEST(CheckpointFolder, KeepsTheNewest) {
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "step_1"));
 }
 
+/// Saves a step and puts the folder back into its state before the save replaced `latest`.
+void save_unlisted(const TemporaryFolder& folder, int64_t iteration) {
+  const std::string before = folder.read("latest");
+  save_empty(folder.path(), iteration);
+  std::filesystem::rename(folder.path() / "latest", folder.path() / "latest.partial");
+  folder.write("latest", before);
+}
+
+/// In a run that resumes from memory, and so does not save the step again.
+TEST(CheckpointFolder, ASaveThatWasKilledBeforeItWasListedIsNewerThanThoseBefore) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path();
+  for (const int64_t iteration : {3, 5, 10}) save_empty(path, iteration);
+  folder.write("latest", "step_10\nstep_5\n");
+  for (const int64_t iteration : {15, 18}) save_unlisted(folder, iteration);
+  EXPECT_EQ(names(path), (Names{"step_10", "step_5", "step_18", "step_15", "step_3"}));
+  save_empty(path, 20);
+  EXPECT_EQ(names(path), (Names{"step_20", "step_18", "step_15", "step_10", "step_5", "step_3"}));
+  save_empty(path, 25, {.keep = 3});
+  EXPECT_EQ(names(path), (Names{"step_25", "step_20", "step_18"}));
+}
+
+TEST(CheckpointFolder, AListThatASaveDidNotGetToUseIsLeftAside) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path();
+  for (const int64_t iteration : {10, 3, 30}) save_empty(path, iteration);
+  for (const char* const unused : {"step_40\nstep_3\n", "step_3", "x\n", "step_10\n", ""}) {
+    folder.write("latest", "step_30\nstep_10\n");
+    folder.write("latest.partial", unused);
+    save_empty(path, 50);
+    EXPECT_EQ(names(path), (Names{"step_50", "step_30", "step_10", "step_3"})) << unused;
+  }
+}
+
 TEST(CheckpointFolder, KeepsTheOriginUntilTheRunHasSavedOneThatIsOldEnough) {
   const TemporaryFolder folder;
   const std::string path = folder.path();

@@ -1,6 +1,7 @@
 // Saves that fail, on some of the ranks or at an unlucky moment.
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -92,6 +94,57 @@ TEST_F(FailedSaves, ASaveThatAnotherRankFailedToWriteKeepsNobodyBusy) {
     saver.finish();
   });
   EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_2"}));
+}
+
+/// While it lives, no thread of this process can be started: none has room for such a stack.
+class NoNewThread {
+ public:
+  NoNewThread() {
+    ::pthread_attr_init(&usual_);
+    ::pthread_getattr_default_np(&usual_);
+    pthread_attr_t boundless = {};
+    ::pthread_attr_init(&boundless);
+    ::pthread_attr_setstacksize(&boundless, size_t{1} << 60);
+    EXPECT_EQ(::pthread_setattr_default_np(&boundless), 0);
+    ::pthread_attr_destroy(&boundless);
+  }
+  ~NoNewThread() {
+    ::pthread_setattr_default_np(&usual_);
+    ::pthread_attr_destroy(&usual_);
+  }
+  NoNewThread(const NoNewThread&) = delete;
+  NoNewThread& operator=(const NoNewThread&) = delete;
+
+ private:
+  pthread_attr_t usual_ = {};
+};
+
+TEST_F(FailedSaves, ASaveWhoseThreadCannotBeStartedFailsOnAllRanks) {
+  for (const bool async : {false, true}) {
+    const std::string into = folder(async ? "async" : "sync");
+    testing::run_ranks(2, [&](const ParallelState& state) {
+      CheckpointSaver saver(state, {.folder = into, .async = async, .copy_in_background = true});
+      const std::vector<StateTensor> tensors = one_tensor(at::full({1000}, 3.0F));
+      TrainingProgress progress;
+      const auto save = [&](int64_t iteration) {
+        progress.iteration = iteration;
+        saver.save(tensors, progress, Config{});
+        saver.finish_copy();
+        saver.finish();
+      };
+      save(1);
+      {
+        std::optional<NoNewThread> none;  // for all ranks
+        if (state.rank() == 1) none.emplace();
+        EXPECT_TRUE(throws_with<FileError>([&] { save(2); },
+                                           "rank 0: the thread that writes cannot be started: "
+                                           "Resource temporarily unavailable"));
+      }
+      save(2);
+    });
+    EXPECT_EQ(complete_checkpoints(into),
+              (std::vector<std::string>{into + "/step_2", into + "/step_1"}));
+  }
 }
 
 /// Rank 1 cannot write step 1, and then rank 0 cannot make a folder for step 2.

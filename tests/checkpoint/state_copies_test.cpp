@@ -222,7 +222,7 @@ TEST(StateCopiesTest, RanksThatAreLeftReadTheNewestCopyOnTheirOwnLayout) {
     }
     testing::run_ranks(static_cast<int64_t>(world.copies.size()), [&](const ParallelState& state) {
       StateCopies& copies = world.copies[static_cast<size_t>(state.rank())];
-      CopyLoader loader(state, copies, /*least=*/state.rank() == 0 ? 1 : 100, exchange);
+      CopyLoader loader(state, copies, /*least=*/state.rank() == 0 ? 1 : 100, {}, exchange);
       ASSERT_EQ(loader.id().has_value(), wanted.has_value()) << trial;
       EXPECT_EQ(loader.no_copy_reason().empty(), wanted.has_value());
       EXPECT_EQ(loader.no_copy_reason() == "no surviving rank has a copy of the state",
@@ -297,7 +297,7 @@ TEST(StateCopiesTest, WhatARankLacksIsSentPieceByPiece) {
   testing::run_ranks(
       2,
       [&](const ParallelState& state) {
-        CopyLoader loader(state, world.copies[static_cast<size_t>(state.rank())], 1, kMebibyte);
+        CopyLoader loader(state, world.copies[static_cast<size_t>(state.rank())], 1, {}, kMebibyte);
         EXPECT_EQ(loader.read([&](CheckpointReader& checkpoint) {
           if (state.rank() == 1) load_state(checkpoint, targets);
         }),
@@ -319,7 +319,7 @@ TEST(StateCopiesTest, ALostPartAndADamagedOneAreNamed) {
   static_cast<char*>(copy->parts.at(1).bytes.data_ptr())[1 << 20] ^= 4;
   world.copies[1].clear();
   testing::run_ranks(3, [&](const ParallelState& state) {
-    CopyLoader loader(state, world.copies[static_cast<size_t>(state.rank())], 1, kMebibyte);
+    CopyLoader loader(state, world.copies[static_cast<size_t>(state.rank())], 1, {}, kMebibyte);
     const std::vector<StateTensor> targets = state_of(-1, state);
     const std::string failure =
         loader.read([&](CheckpointReader& checkpoint) { load_state(checkpoint, targets); });

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 
 #include <ATen/ATen.h>
@@ -199,6 +200,41 @@ TEST(FrontContracts, AParameterThatIsUnfrozenLaterIsNamed) {
   at::Tensor(list[1].tensor).set_requires_grad(true);
   EXPECT_TRUE(throws_with<UsageError>([&] { reducer.prepare_for_forward(); },
                                       std::string("parameter 'p1' ") + text));
+}
+
+/// A step that `finish` ends is refused while `weight` is frozen, and only then.
+void expect_refused_while_frozen(const at::Tensor& weight, const std::function<void()>& backward,
+                                 const std::function<void()>& finish) {
+  weight.set_requires_grad(false);
+  backward();
+  EXPECT_TRUE(throws_with<UsageError>(
+      finish, "parameter 'b' requires no gradient, but was trained when it was wrapped"));
+  weight.set_requires_grad(true);
+  EXPECT_NO_THROW(finish());
+}
+
+TEST(FrontContracts, AParameterThatIsFrozenLaterIsNamed) {
+  const ParallelState state = ParallelState::single_process();
+  const DeviceMesh mesh(state, {1}, {"dp"});
+  const MeshParameters params = {ones_on(mesh, {2}, {Replicate{}}, "a"),
+                                 ones_on(mesh, {2}, {Replicate{}}, "b")};
+  GradientSynchronizer sync({params}, 1, 1, {.allow_unused_parameters = true});
+  sync.bind();
+  expect_refused_while_frozen(
+      params[1].tensor, [&] { backward_of(params, 1); }, [&] { sync.wait(); });
+  sync.unbind();
+
+  std::vector<NamedParameter> list = named_zeros({2, 2});
+  list[1].name = "b";
+  DistributedDataParallelConfig config;
+  config.allow_unused_parameters = true;
+  DistributedDataParallel ddp(list, state, config);
+  expect_refused_while_frozen(
+      list[1].tensor,
+      [&] {
+        linear_loss(list, {0, 1}, 1).backward();
+      },
+      [&] { ddp.finish_grad_sync(); });
 }
 
 /// Has a buffer and a frozen parameter of one element in memory each, unless `whole`.

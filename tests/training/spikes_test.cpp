@@ -144,6 +144,32 @@ TEST_F(SpikesTest, SkippedUpdatesChangeNoWeight) {
   });
 }
 
+/// The logits are 2e38 and -2e38, so the loss overflows and its gradients do not.
+TEST_F(SpikesTest, AnInfiniteLossIsNotRemembered) {
+  const Config config = this->config(
+      calm_, {"train.on_spike=skip", "train.precision=fp32", "model.normalization=LayerNorm",
+              "model.untie_embeddings_and_output_weights=true"});
+  run_ranks(1, [&](const ParallelState& state) {
+    Trainer trainer(config, state);
+    const at::NoGradGuard no_grad;
+    for (const StateTensor& tensor : trainer.state(/*with_optimizer=*/false)) {
+      if (tensor.name.ends_with("final_layernorm.weight")) tensor.values.zero_();
+      if (tensor.name.ends_with("final_layernorm.bias")) tensor.values.zero_()[0] = 1e5;
+      if (!tensor.name.ends_with("output_layer.weight")) continue;
+      const at::Tensor column = tensor.values.view({256, 16}).zero_().select(1, 0);
+      column.fill_(-2e33)[0] = 2e33;
+    }
+    const IterationMetrics metrics = trainer.train_step();
+    EXPECT_TRUE(std::isinf(metrics.lm_loss)) << metrics.lm_loss;
+    EXPECT_TRUE(std::isfinite(metrics.grad_norm));
+    EXPECT_FALSE(metrics.skipped);
+    EXPECT_TRUE(trainer.progress().spikes.losses.empty());
+    EXPECT_TRUE(trainer.progress().spikes.grad_norms.empty());
+    RunCheckpoints checkpoints(config.checkpoint, at("infinite"), state);
+    EXPECT_NO_THROW(checkpoints.after_iteration(trainer, /*last=*/true));
+  });
+}
+
 TEST_F(SpikesTest, AResumedRunFindsTheSame) {
   for (const int64_t world : {1, 2}) {
     const std::string folder = at(fmt::format("resumed_{}", world));
