@@ -25,13 +25,22 @@ struct MegatronFlagsArguments {
 std::vector<std::string> words_of_script(const std::string& path) {
   const ShellArguments arguments =
       read_shell_arguments(read_file(path, kLargestScript, /*follow_links=*/true));
+  const auto note = [&path](const std::string& text) {
+    std::cerr << "'" + path + "': " + text + "\n";
+  };
   if (arguments.has_conditions)
-    std::cerr << "'" + path +
-                     "': its conditions are not evaluated; the flags of all branches are used, and "
-                     "the last of several values wins\n";
+    note(
+        "its conditions are not evaluated: all assignments are made, in their order, and of "
+        "several of one variable the last counts");
+  if (!arguments.left_out.empty())
+    note(
+        fmt::format("several commands start a program with flags; those of '{}' count, which has "
+                    "the most known ones; left out: '{}'",
+                    arguments.program, fmt::join(arguments.left_out, "', '")));
+  for (const std::string& use : arguments.unset_arrays)
+    note("does not set the array of '" + use + "', which adds nothing");
   for (const std::string& word : arguments.words)
-    if (word.find('$') != std::string::npos)
-      std::cerr << "'" + path + "': does not set what stands in '" + word + "'\n";
+    if (word.find('$') != std::string::npos) note("does not set what stands in '" + word + "'");
   return arguments.words;
 }
 

@@ -60,6 +60,16 @@ void apply_fp8(Settings& s) {
                        layers));
 }
 
+/// Gradients that are sent in a narrower type, added up in fp32.
+void apply_sum_in_fp32(Settings& s) {
+  constexpr const char* kFlag = "--ddp-reduce-scatter-with-fp32-accumulation";
+  if (!s.has(kFlag)) return;
+  if (s.found("ddp.grad_reduce_in_fp32") == "false")
+    s.set("ddp.reduce_scatter_with_fp32_accumulation", true);
+  else
+    s.note(kFlag, "not needed: gradients are reduced in fp32");
+}
+
 }  // namespace
 
 void apply_precision(MegatronSettings& s) {
@@ -69,9 +79,12 @@ void apply_precision(MegatronSettings& s) {
   if (bf16 || fp16) s.set("train.precision", std::string(bf16 ? "bf16" : "fp16"));
   if (bf16) s.set("ddp.grad_reduce_in_fp32", !s.has("--grad-reduce-in-bf16"));
   if (fp16) s.set("ddp.grad_reduce_in_fp32", s.has("--accumulate-allreduce-grads-in-fp32"));
-  const bool adapts = fp16 && !s.has("--loss-scale");
+  const bool is_fixed = s.number("--loss-scale").value_or(0) != 0;
+  if (is_fixed) s.copy("--loss-scale", "optimizer.loss_scale");
+  const bool adapts = fp16 && !is_fixed;
   if (!s.has("--no-check-for-nan-in-loss-and-grad") && !adapts)
     s.set("ddp.check_for_nan_in_grad", true);
+  apply_sum_in_fp32(s);
   apply_fp8(s);
 }
 

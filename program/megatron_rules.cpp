@@ -114,12 +114,14 @@ void leave_out_experts(Settings& s) {
     const std::string flag(row.name);
     if (!row.field.starts_with("model.moe_") || !s.has(flag)) continue;
     s.unset(std::string(row.field));
-    s.note(flag, "not needed: without --num-experts there are no experts");
+    s.note(flag, fmt::format("not needed: with{} there are no experts",
+                             s.has("--num-experts") ? " --num-experts 0" : "out --num-experts"));
   }
 }
 
 void apply_experts(Settings& s) {
-  if (!s.integer("--num-experts")) return leave_out_experts(s);
+  if (s.integer_or("--num-experts", 0) == 0) return leave_out_experts(s);
+  s.copy("--num-experts", "model.num_experts");
   if (const auto policy = s.value("--moe-token-drop-policy"))
     s.note("--moe-token-drop-policy",
            std::string(*policy == "probs" ? "not needed" : "not there") +

@@ -55,7 +55,8 @@ std::function<int()> terminal_columns() {
 class Reporter {
  public:
   Reporter(const Config& config, c10::Device device)
-      : device_(device),
+      : config_(resolve_for_device(config, device.is_cpu())),
+        device_(device),
         display_(std::cerr, terminal_columns(), config.train.train_iters,
                  config.train.log_interval) {}
 
@@ -65,7 +66,7 @@ class Reporter {
       file_ = std::make_unique<MetricsFile>(
           output, MetricsResume{progress.iteration, progress.metrics_checksum});
       if (!file_->note().empty()) display_.message(file_->note());
-      begin_folder(trainer.config(), output);
+      begin_folder(output);
       if (trainer.config().train.tensorboard)
         tensorboard_ =
             std::make_unique<TensorBoardFile>(output + "/tensorboard", progress.iteration + 1);
@@ -151,14 +152,15 @@ class Reporter {
     if (!warning.empty()) display_.message(warning);
   }
 
-  void begin_folder(const Config& config, const std::string& folder) {
+  void begin_folder(const std::string& folder) {
     folder_ = folder;
     const RunFiles files = run_files(folder);
     std::error_code error;
     std::filesystem::remove(files.loss_svg, error);  // of the run's earlier part
-    write_output_file(files.config, print_config(config));
+    write_output_file(files.config, print_config(config_));
   }
 
+  const Config config_;  ///< as given, with the device's defaults but without computed batches
   std::string folder_;
   int64_t last_iteration_ = 0;
   c10::Device device_;
@@ -245,12 +247,12 @@ void end_profile(ProfileWindow* profile, Tell tell) {
 /// A run on this rank, from its start or a checkpoint to its end.
 class TrainRun {
  public:
-  TrainRun(const Round& round, const TrainArguments& arguments)
+  TrainRun(const Round& round, const Config& given, const TrainArguments& arguments)
       : config_(round.config),
         arguments_(arguments),
         state_(round.state),
         folder_(save_folder(config_, arguments.output)) {
-    if (state_.rank() == 0) reporter_ = std::make_unique<Reporter>(config_, state_.device());
+    if (state_.rank() == 0) reporter_ = std::make_unique<Reporter>(given, state_.device());
     tell(unused_gpus(config_.train.device, state_.device()));
     tell(stronger_router_losses(config_));
     check_sample(config_, folder_);
@@ -380,7 +382,7 @@ void run(const TrainArguments& arguments) {
   note_sigterm();
   keep_freed_memory();
   run_rounds(config, save_folder(config, arguments.output),
-             [&](const Round& round) { TrainRun(round, arguments).run(); });
+             [&](const Round& round) { TrainRun(round, config, arguments).run(); });
 }
 
 }  // namespace

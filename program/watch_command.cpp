@@ -88,7 +88,8 @@ bool same_size(const TerminalSize& a, const TerminalSize& b) {
 
 /// Shows the run until it ends or a signal comes; returns the last view.
 std::vector<std::string> follow(WatchedRun& run, double interval) {
-  constexpr double kLook = 0.2;  // seconds between checks of the size and for signals
+  constexpr double kLook = 0.2;    // seconds between checks of the size and for signals
+  constexpr double kLeast = 0.01;  // also with --interval 0
   TerminalPicture picture;
   TerminalSize size;
   double left = 0;
@@ -101,7 +102,8 @@ std::vector<std::string> follow(WatchedRun& run, double interval) {
     }
     if (look || !same_size(now, size)) picture.show(run.view(size = now));
     flush_standard_output("watch");
-    if (run.ended() || wait_for_signal(std::min(kLook, left))) return run.view(size);
+    if (run.ended() || wait_for_signal(std::min(kLook, std::max(kLeast, left))))
+      return run.view(size);
     left -= kLook;
   }
 }
@@ -131,7 +133,7 @@ void add_watch_command(CLI::App& program) {
   command->add_flag("--once", arguments->once,
                     "Print the run as it is now and exit. This is the default if standard output "
                     "is not a terminal");
-  command->add_option("--interval", arguments->interval, "Seconds between updates")
+  command->add_option("--interval", arguments->interval, "Seconds between updates, at least 0.01")
       ->check(check_not_negative)
       ->capture_default_str();
   command->footer("Ends when the run ends, or on Ctrl-C, which does not stop the run.");

@@ -1,6 +1,6 @@
 """`lockstep megatron-flags`: iterations that are counted from samples, settings of experts in a
-dense model and of virtual stages without any, counts out of range, and scripts and expressions that
-could take for ever."""
+dense model and of virtual stages without any, values that mean none, second names, counts out of
+range, and scripts and expressions that could take for ever."""
 
 import re
 import shlex
@@ -41,6 +41,49 @@ class MegatronBatches(EndToEnd):
                 self.assertEqual(text, dense)
                 self.assertIn(f"{flag.split()[0]}: not needed: without --num-experts there are no "
                               "experts\n", notes)
+        text, notes = self.convert("--num-experts 0 --moe-router-topk 4")
+        self.assertEqual(text, dense)
+        self.assertIn("--moe-router-topk: not needed: with --num-experts 0 there are no experts\n",
+                      notes)
+        self.assertIn("  num_experts: 4\n", self.convert("--num-experts 4")[0])
+
+    def test_a_loss_scale_of_0_adapts_itself(self):
+        self.assertEqual(self.convert("--fp16 --loss-scale 0")[0], self.convert("--fp16")[0])
+        self.assertEqual(self.convert("--bf16 --loss-scale 0.0")[0], self.convert("--bf16")[0])
+        fixed = self.convert("--fp16 --loss-scale 1024")[0]
+        self.assertIn("  check_for_nan_in_grad: true\n", fixed)
+        self.assertIn("  loss_scale: 1024\n", fixed)
+
+    def test_sums_in_fp32_count_where_gradients_are_sent_in_16_bits(self):
+        flag = "--ddp-reduce-scatter-with-fp32-accumulation"
+        sharded = "--use-distributed-optimizer"
+        for precision, counts in (("--bf16", False), ("--bf16 --grad-reduce-in-bf16", True),
+                                  ("--fp16", True), ("", False),
+                                  ("--fp16 --accumulate-allreduce-grads-in-fp32", False)):
+            with self.subTest(precision):
+                plain = self.convert(f"{precision} {sharded}")[0]
+                text, notes = self.convert(f"{precision} {sharded} {flag}")
+                told = f"{flag}: not needed: gradients are reduced in fp32\n" in notes
+                self.assertEqual(told, not counts)
+                self.assertEqual(text == plain, not counts)
+                self.assertEqual("  reduce_scatter_with_fp32_accumulation: true\n" in text, counts)
+
+    def test_second_names_of_flags(self):
+        self.assertIn("  save_interval: 7\n", self.convert("--persistent-save-interval 7")[0])
+        both = "--persistent-save-interval 7 --save-interval 8"
+        self.assertIn("  save_interval: 8\n", self.convert(both)[0])
+        plain = self.convert("")[0]
+        for flag, told in (("--disable-manual-gc-eval", "not needed: no Python"),
+                           ("--disable-align-grad-reduce", "not needed: the order of collectives"),
+                           ("--disable-fp8-wgrad", "not there: fp8 applies only"),
+                           ("--disable-tp-comm-overlap-ag", "not there: parallel.tp_comm_overlap"),
+                           ("--exit-signal SIGUSR1", "not there: SIGTERM and SIGINT save and stop"),
+                           ("--record-shapes", "not there: an option of the command"),
+                           ("--pytorch-profiler-collect-shapes", "not there: an option of the")):
+            with self.subTest(flag):
+                text, notes = self.convert(flag)
+                self.assertEqual(text, plain)
+                self.assertIn(f"{flag.split()[0]}: {told}", notes)
 
     def test_a_group_of_micro_batches_without_virtual_stages_is_left_out(self):
         flag = "--microbatch-group-size-per-virtual-pipeline-stage"

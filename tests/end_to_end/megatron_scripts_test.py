@@ -51,6 +51,124 @@ torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \\
         self.assertEqual(values["checkpoint.save"], '"$1/a b"')
         self.assertIn("its conditions are not evaluated", notes)
         self.assertIn("does not set what stands in '$1/a b'", notes)
+        self.assertIn("does not set the array of '${NOT_SET[@]}', which adds nothing", notes)
+        self.assertNotIn("left out", notes)
+
+    def words(self, script):
+        """What the script passes as --data-path."""
+        return self.script(script)[0].get("data.path", [])
+
+    def test_operators_of_expansions(self):
+        for assignment, word, expected in (
+                ("CACHE=/c", "${CACHE:+--data-cache-path $CACHE}", "/c"),
+                ("CACHE=/c", "${CACHE:+--data-cache-path ${CACHE}}", "/c"),
+                ("CACHE=/c", "${CACHE+--data-cache-path ${CACHE:-/d}}", "/c"),
+                ("CACHE='/c d'", "${CACHE:+--data-cache-path \"${CACHE}\"}", "/c d"),
+                ("CACHE=", "${CACHE:+--data-cache-path $CACHE}", None),
+                ("CACHE=", "${CACHE+--data-cache-path /e}", "/e"),
+                ("", "${CACHE:+--data-cache-path $CACHE}", None),
+                ("", "${CACHE+--data-cache-path $CACHE}", None),
+                ("", "--data-cache-path ${CACHE:-${HOME:-/h}}", "/h"),
+                ("CACHE=", "--data-cache-path ${CACHE:-/h}", "/h"),
+                ("", '--data-cache-path "${CACHE-/h i}"', "/h i"),
+                (': "${CACHE:=/h}"', "--data-cache-path $CACHE", "/h"),
+                ("CACHE=/c", "--data-cache-path ${CACHE:?must be set}", "/c"),
+                ("CACHE=(--data-cache-path '/a b')", "\"${CACHE[@]+\"${CACHE[@]}\"}\"", "/a b"),
+                ("", "\"${CACHE[@]+\"${CACHE[@]}\"}\"", None)):
+            with self.subTest(assignment=assignment, word=word):
+                values, notes = self.script(f"{assignment}\ntorchrun pretrain_gpt.py --bf16 "
+                                            f"--data-path /d {word} --num-layers 2\n")
+                self.assertEqual(values["data.path"], ['"/d"'])
+                self.assertEqual(values.get("data.cache_path"), expected and f'"{expected}"')
+                self.assertEqual(values["train.precision"], '"bf16"')
+                self.assertNotIn("does not set", notes)
+        # Assigned, it is a text; other operators stay as they are written.
+        values, notes = self.script("C=/c\nA=${C:+--data-cache-path $C}\nB=${D:-4}\n"
+                                    "torchrun pretrain_gpt.py $A --num-layers $B --save ${C%c}\n")
+        self.assertEqual((values["data.cache_path"], values["model.num_layers"],
+                          values["checkpoint.save"]), ('"/c"', "4", '"${C%c}"'))
+        self.assertIn("does not set what stands in '${C%c}'", notes)
+
+    def test_expansions_in_expansions_end(self):
+        for deep in ("${A:-" * 100000, "${A:-" * 1000 + "3" + "}" * 1000,
+                     "${A:=" * 1000 + "3" + "}" * 1000, '"${A:-' * 1000):
+            path = self.folder / "deep"
+            path.write_text(f"torchrun pretrain_gpt.py --num-layers 3 --save {deep}")
+            result = run(LOCKSTEP, "megatron-flags", "--file", path, timeout=10)
+            self.assertEqual(result.returncode, 0, result.stderr[:200])
+
+    def test_a_script_is_read_without_arguments(self):
+        for word in ('"$@"', "$@", "$*", '"${@}"', "${*:2}", "${@:+--bf16}"):
+            with self.subTest(word):
+                values, notes = self.script("torchrun pretrain_gpt.py --num-layers 3 --data-path a "
+                                            f"b {word} --save x\n")
+                self.assertEqual(values["data.path"], ['"a"', '"b"'])
+                self.assertNotIn("train.precision", values)
+                self.assertNotIn("does not set", notes)
+
+    def test_elements_of_arrays(self):
+        arrays = "I=1\nTPS=(2 4 'x y')\nDIRS=('/a b' \"/c d\")\nONE=/e\n"
+        for word, expected in (("${TPS[0]}", ["2"]), ("$TPS", ["2"]), ("${TPS}", ["2"]),
+                               ('"${DIRS[1]}"', ["/c d"]), ('"$DIRS"', ["/a b"]),
+                               ("/x/${TPS[1]}/y", ["/x/4/y"]), ("${TPS[$I]}", ["4"]),
+                               ("${TPS[-2]}", ["4"]), ("${TPS[7]:-none}", ["none"]),
+                               ("${TPS[2]}", ["x", "y"]), ('"${DIRS[@]}"', ["/a b", "/c d"]),
+                               ('"p${TPS[@]}q"', ["p2", "4", "x yq"]), ("${ONE[0]}", ["/e"]),
+                               ('"${ONE[@]}"', ["/e"]), ("${TPS[7]} z", ["z"])):
+            with self.subTest(word):
+                found = self.words(f"{arrays}torchrun pretrain_gpt.py --num-layers 4 --data-path "
+                                   f"{word} --bf16\n")
+                self.assertEqual(found, [f'"{path}"' for path in expected])
+
+    def test_assignments_after_declare_and_its_like(self):
+        for declared in ("declare -a", "local -a", "readonly -a", "typeset", "typeset -r -a",
+                         "export", "declare", "if true; then declare -a X"):
+            with self.subTest(declared):
+                values, notes = self.script(f"{declared} ARGS=( --num-layers 3 --bf16 )\n"
+                                            "torchrun pretrain_gpt.py --save x \"${ARGS[@]}\"\n")
+                self.assertEqual(values["model.num_layers"], "3")
+                self.assertEqual(values["train.precision"], '"bf16"')
+                self.assertNotIn("does not set", notes)
+        values, _ = self.script("export -n A=3 B=x\ntorchrun pretrain_gpt.py --num-layers $A "
+                                "--save $B\n")
+        self.assertEqual((values["model.num_layers"], values["checkpoint.save"]), ("3", '"x"'))
+
+    def test_the_command_with_the_most_known_flags_counts(self):
+        training = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --bf16"
+        told = ("several commands start a program with flags; those of 'pretrain_gpt.py' count, "
+                "which has the most known ones; left out: '{}'\n")
+        for script, left_out in (
+                (f"{training}\npython tools/eval.py --ckpt out\n", "tools/eval.py"),
+                (f"python a.py --input=x --save\n{training}\npython b.py --load y\n",
+                 "a.py', 'b.py"),
+                (f"{training}\nexec python b.py --load y --save=y\n", "b.py"),
+                (f"eval '{training}'\nbash -c 'python b.py --load y'\n", "b.py"),
+                (f"bash -c 'python b.py --load y'\neval '{training}'\n", "b.py")):
+            with self.subTest(script):
+                values, notes = self.script(script)
+                self.assertEqual(values["model.num_layers"], "4")
+                self.assertEqual(values["train.precision"], '"bf16"')
+                self.assertNotIn("checkpoint.load", values)
+                self.assertIn(told.format(left_out), notes)
+        for script in (f"{training}\npython tools/convert.py model\n",
+                       f"CMD='{training}'\necho $CMD\n$CMD\n"):
+            values, notes = self.script(script)
+            self.assertEqual(values["model.num_layers"], "4")
+            self.assertNotIn("left out", notes)
+
+    def test_conditions_are_noted(self):
+        note = ("its conditions are not evaluated: all assignments are made, in their order, and "
+                "of several of one variable the last counts\n")
+        end = '\ntorchrun pretrain_gpt.py --num-layers 4 $A\n'
+        for condition in ('[[ $FP8 == 1 ]] && A="$A --bf16"', 'test -d x && A=--bf16',
+                          "[ -d x ] || A=--bf16", "! test -d x && A=--bf16",
+                          "if false; then A=--fp16; else A=--bf16; fi",
+                          'for x in y; do [ -d x ] && A="--bf16"; done'):
+            with self.subTest(condition):
+                values, notes = self.script("A=\n" + condition + end)
+                self.assertIn(note, notes)
+                self.assertEqual(values["train.precision"], '"bf16"')
+        self.assertNotIn("conditions", self.script("A=--bf16  # [ test" + end)[1])
 
     def test_commands_in_a_text_are_read_like_the_script(self):
         for command in ('srun -l --container-image "a/b" sh -c "${COMMAND}"',

@@ -153,6 +153,20 @@ class LossOfARun(EndToEnd):
         self.assertEqual(again.stdout.decode(), (output / "config.textproto").read_text())
         self.assertIn(b"train_iters: 12", again.stdout)
 
+    def test_a_configuration_that_a_run_leaves_sets_no_batch_that_nobody_set(self):
+        self.config.write_text(self.config.read_text().replace("global_batch_size: 8", ""))
+        output, result = self.train(ranks=2)
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        left = output / "config.textproto"
+        self.assertIn("  # global_batch_size: unset", left.read_text())
+        saved = (output / "checkpoint/step_12/config.textproto").read_text()
+        self.assertIn("global_batch_size: 4\n", saved)
+        for ranks, micro_batch, sequences in ((1, 4, 4), (3, 1, 3)):
+            again = launch(ranks, LOCKSTEP, "train", left, "--output", self.folder / f"on {ranks}",
+                           "--set", f"train.micro_batch_size={micro_batch}")
+            self.assertEqual(again.returncode, 0, again.stderr.decode())
+            self.assertIn(f", {sequences} sequences of 32 tokens", again.stderr.decode())
+
     def test_a_run_that_was_stopped_leaves_it_too_and_a_resumed_one_draws_all(self):
         output = self.folder / "out"
         long = ["--output", output, "--set", "train.train_iters=100000", "--set",

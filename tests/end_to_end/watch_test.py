@@ -137,6 +137,17 @@ class Watch(EndToEnd):
             terminal.output += terminal.read(0.2)
         self.assertEqual(len(terminal.last_screen()), 10)
 
+    def test_without_an_interval_it_waits_between_pictures(self):
+        terminal = Terminal(self, LOCKSTEP, "watch", self.run_folder, "--interval", "0")
+        terminal.read_until(rb"iteration 100 of 400")
+        begin, drawn = time.monotonic(), terminal.output.count(b"\x1b[J")
+        while time.monotonic() < begin + 1:
+            terminal.output += terminal.read(0.1)
+        pictures = terminal.output.count(b"\x1b[J") - drawn
+        # The pictures that were waiting to be read come on top.
+        self.assertLessEqual(pictures, 100 * (time.monotonic() - begin) + 20)
+        self.assertGreater(pictures, 1)
+
     def test_ctrl_c_and_sigterm_leave_the_terminal_as_it_was(self):
         for number in (signal.SIGINT, signal.SIGTERM):
             terminal = self.watch()
