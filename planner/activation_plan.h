@@ -80,8 +80,7 @@ struct ActivationPlan {
   /// Under ZB-H1, the bytes of the chunk's layers between a micro-batch's backward and its weight
   /// gradients: (4 h + 2 q + 2 k + 3 f) e for each of the T tokens, with GELU 2 f instead of 3 f,
   /// of which sequence parallelism cuts 2 h e; but at least what a layer that is not recomputed
-  /// keeps.
-  /// With latent attention or adapters the same as before backward.
+  /// keeps. With latent attention or adapters the same as before backward.
   int64_t deferred = 0;
   int64_t ends = 0;  ///< bytes of embedding and output
   /// Bytes that backward needs in addition, the largest of:
